@@ -1,0 +1,2 @@
+runner_type = 'mmzero.ZeroRunner'
+model_wrapper_cfg = dict(type='ZeroModelWrapper', stage=1)

@@ -1,0 +1,9 @@
+# What `make demo` trains: a small DINO with a small Swin on the handwritten digits, ZeRO-3.
+_base_ = ['./_base_/dino_swin_tiny_digits.py', './_base_/zero3.py']
+
+model_wrapper_cfg = dict(
+    wrap_policy=dict(
+        type='ModuleClassPolicy',
+        classes=[
+            'SwinBlock', 'DeformableDetrTransformerEncoderLayer', 'DinoTransformerDecoder'
+        ]))

@@ -1,0 +1,21 @@
+"""mmzero trains OpenMMLab models with ZeRO by changing a config file, never the model."""
+
+# ruff: noqa: E402
+from mmzero.integrations.mmcv import install_stand_in
+
+# Before anything imports mmcv.ops, which fails where mmcv's compiled part is missing.
+install_stand_in()
+
+from mmzero.registry import CHECKPOINT_PATCHES, WRAP_POLICIES
+from mmzero.runner import ZeroRunner
+from mmzero.version import __version__
+from mmzero.wrappers import ZeroModelWrapper, ZeroOptimWrapper
+
+__all__ = [
+    'CHECKPOINT_PATCHES',
+    'WRAP_POLICIES',
+    'ZeroModelWrapper',
+    'ZeroOptimWrapper',
+    'ZeroRunner',
+    '__version__',
+]

@@ -1,0 +1,41 @@
+"""Writing checkpoint files so that a reader finds a whole one or none."""
+
+import os
+from typing import Any
+
+import torch
+from mmengine.fileio import LocalBackend, get_file_backend
+from mmengine.runner.checkpoint import save_checkpoint
+
+from mmzero.errors import CheckpointError
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: str, backend_args: dict | None = None) -> None:
+    """Write a checkpoint. On one rank, without communication.
+
+    A local file appears under its name only when it is complete and on disk; until then it has the suffix
+    ``.part``.
+
+    Args:
+        checkpoint (dict): Plain values and tensors.
+        path (str): Where; any path of MMEngine's file backends.
+        backend_args (dict, optional): As MMEngine's. Defaults to None.
+
+    Raises:
+        CheckpointError: If it could not be written, for example on a full disk.
+    """
+    if not isinstance(get_file_backend(path, backend_args=backend_args), LocalBackend):
+        save_checkpoint(checkpoint, path, backend_args=backend_args)
+        return
+    part = f'{path}.part'
+    try:
+        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+        with open(part, 'wb') as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except (OSError, RuntimeError) as error:
+        if os.path.exists(part):
+            os.remove(part)
+        raise CheckpointError(f'could not save {path}: {error}') from error

@@ -1,0 +1,132 @@
+"""Reading dicts into frozen dataclasses, collecting faults instead of stopping at the first."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
+
+from mmzero.errors import ConfigError, near_names
+
+Reader = Callable[[Any], Any]
+"""Turns a config value into the field's value; raises ValueError saying what is allowed."""
+
+T = TypeVar('T')
+
+
+class Faults:
+    """The faults found so far, each with its config path."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, path: str, message: str) -> None:
+        """Note a fault.
+
+        Args:
+            path (str): Where, e.g. ``model_wrapper_cfg.mesh.shard``.
+            message (str): What was found, what is allowed, what to do.
+        """
+        self.lines.append(f'{path}: {message}')
+
+    def raise_if_any(self) -> None:
+        """Raise all faults in one error.
+
+        Raises:
+            ConfigError: If a fault was noted.
+        """
+        if self.lines:
+            raise ConfigError(self.lines)
+
+
+def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
+    """Read a mapping into a dataclass whose fields carry a ``read`` function in their metadata.
+
+    Names in the class's ``PLANNED`` are refused as not supported yet. The mapping is not changed. A field with a fault keeps its default, so that reading goes on.
+
+    Args:
+        cls (type): The dataclass.
+        cfg (Mapping): Field names to values.
+        path (str): The config path of ``cfg``.
+        faults (Faults): Takes what is wrong.
+
+    Returns:
+        The dataclass instance.
+    """
+    if not isinstance(cfg, Mapping):
+        faults.add(path, f'got {cfg!r}; expected a dict')
+        return cls()
+    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    values = {}
+    for name, value in cfg.items():
+        if name in getattr(cls, 'PLANNED', ()):
+            faults.add(f'{path}.{name}', 'is not supported yet; remove it')
+            continue
+        if name not in known:
+            faults.add(f'{path}.{name}', f'unknown field{near_names(str(name), known)}')
+            continue
+        read = known[name].metadata['read']
+        if isinstance(read, type):
+            values[name] = read_fields(read, value, f'{path}.{name}', faults)
+            continue
+        try:
+            values[name] = read(value)
+        except ValueError as error:
+            faults.add(f'{path}.{name}', f'got {value!r}; {error}')
+    return cls(**values)
+
+
+def one_of(*allowed: Any) -> Reader:
+    """A reader for a value out of a few."""
+
+    def read(value: Any) -> Any:
+        for item in allowed:
+            # 1 == True and 1 == 1.0: only the exact type is the value that the user meant.
+            if type(value) is type(item) and value == item:
+                return item
+        raise ValueError('allowed: ' + ', '.join(repr(item) for item in allowed))
+
+    return read
+
+
+def flag(value: Any) -> bool:
+    """A reader for True or False."""
+    return one_of(True, False)(value)
+
+
+def optional_flag(value: Any) -> bool | None:
+    """A reader for True, False or None."""
+    return one_of(None, True, False)(value)
+
+
+def size(value: Any) -> int:
+    """A reader for a mesh size: a positive integer, or -1 for the rest of the world."""
+    if type(value) is int and (value > 0 or value == -1):
+        return value
+    raise ValueError('allowed: a positive integer, or -1 for the rest of the world')
+
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
+
+
+def optional_dtype(value: Any) -> torch.dtype | None:
+    """A reader for a floating dtype given by name or as a torch.dtype."""
+    if value is None:
+        return None
+    for name, dtype in DTYPES.items():
+        if value == dtype or value in (name, f'torch.{name}'):
+            return dtype
+    if value in ('float16', 'torch.float16', 'half', torch.float16):
+        raise ValueError("float16 is not supported yet; use 'bfloat16', which needs no loss scaling")
+    raise ValueError(f'expected None or the name of a dtype{near_names(str(value), DTYPES)}')
+
+
+def module_names(value: Any) -> tuple[str, ...]:
+    """A reader for one module name or a list of them."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Mapping):
+        raise ValueError('the dict form is not supported yet; give a list of module names')
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("expected a list of module names, such as ['backbone', 'encoder.layers.0']")

@@ -1,0 +1,144 @@
+"""The config of one ZeroModelWrapper."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from mmzero.config.reader import (
+    Faults,
+    Reader,
+    flag,
+    module_names,
+    one_of,
+    optional_dtype,
+    optional_flag,
+    read_fields,
+    size,
+)
+
+
+def _option(default: Any, read: Reader | type) -> Any:
+    return field(default=default, metadata={'read': read})
+
+
+def _as_given(value: Any) -> Any:
+    return value
+
+
+def engine_name(value: Any) -> str:
+    """A reader for the engine's name."""
+    if value == 'deepspeed':
+        raise ValueError("'deepspeed' is not supported yet; allowed: 'fsdp2'")
+    return one_of('fsdp2')(value)
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How the ranks are arranged: ``replicate`` groups of ``shard`` ranks each (HSDP where both exceed 1).
+
+    Args:
+        replicate (int): Number of groups that hold a full copy each. Defaults to 1.
+        shard (int): Ranks that share one copy; -1 is the rest of the world. Defaults to -1.
+    """
+
+    replicate: int = _option(1, size)
+    shard: int = _option(-1, size)
+
+    def sizes(self, world_size: int) -> tuple[int, int]:
+        """Resolve -1 and check that the mesh fills the world.
+
+        Args:
+            world_size (int): Number of ranks.
+
+        Returns:
+            tuple[int, int]: Sizes of the replicate and the shard dimension.
+
+        Raises:
+            ValueError: If their product is not the world size.
+        """
+        replicate, shard = self.replicate, self.shard
+        if replicate == -1 and shard == -1:
+            raise ValueError('replicate and shard are both -1; give one of them')
+        if replicate == -1:
+            replicate = max(world_size // shard, 1)
+        if shard == -1:
+            shard = max(world_size // replicate, 1)
+        if replicate * shard != world_size:
+            raise ValueError(
+                f'replicate x shard = {replicate} x {shard} = {replicate * shard} does not fill '
+                f'{world_size} rank(s); give sizes whose product is {world_size}'
+            )
+        return replicate, shard
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """Data types of the sharded units (``torch.distributed.fsdp.MixedPrecisionPolicy``).
+
+    Args:
+        param_dtype (torch.dtype, optional): In which the policy's units are gathered and computed, under
+            autocast; the root's remainder stays as it is. Defaults to None: ``optim_wrapper.dtype``.
+        reduce_dtype (torch.dtype): In which gradients are reduced. Defaults to float32.
+        output_dtype (torch.dtype, optional): To which a unit's floating outputs are cast. Defaults to None.
+    """
+
+    PLANNED: ClassVar[tuple[str, ...]] = ('keep_fp32',)
+
+    param_dtype: torch.dtype | None = _option(None, optional_dtype)
+    reduce_dtype: torch.dtype | None = _option(torch.float32, optional_dtype)
+    output_dtype: torch.dtype | None = _option(None, optional_dtype)
+
+
+@dataclass(frozen=True)
+class ZeroConfig:
+    """Fields of ``model_wrapper_cfg``, without ``type`` and ``module``.
+
+    Args:
+        stage (int): ZeRO stage: 0 (DDP), 1, 2 or 3. Defaults to 3.
+        engine (str): What does the sharding. Defaults to 'fsdp2'.
+        mesh (MeshConfig): Arrangement of the ranks.
+        wrap_policy: Name, dict or callable that says which modules are units. Defaults to None: the whole
+            model is one unit.
+        precision (PrecisionConfig): Data types of the units.
+        activation_checkpointing (tuple[str, ...]): Names of modules whose activations are recomputed in
+            backward, as MMEngine's key of that name. Blocks with ``with_cp=True`` are found by themselves.
+        find_unused_parameters (bool): As MMDistributedDataParallel's argument. Defaults to False.
+        broadcast_buffers (bool): As DDP's argument, stage 0 only; other stages refuse it. Defaults to False,
+            as MMEngine sets it.
+        static_graph (bool, optional): DDP's own argument, stage 0 only. Defaults to None.
+    """
+
+    # Fields that later versions bring: named, so that nobody takes them for a spelling mistake.
+    PLANNED: ClassVar[tuple[str, ...]] = ('overrides', 'offload', 'engine_options')
+
+    stage: int = _option(3, one_of(0, 1, 2, 3))
+    engine: str = _option('fsdp2', engine_name)
+    mesh: MeshConfig = _option(MeshConfig(), MeshConfig)
+    wrap_policy: Any = _option(None, _as_given)
+    precision: PrecisionConfig = _option(PrecisionConfig(), PrecisionConfig)
+    activation_checkpointing: tuple[str, ...] = _option((), module_names)
+    find_unused_parameters: bool = _option(False, flag)
+    broadcast_buffers: bool = _option(False, flag)
+    static_graph: bool | None = _option(None, optional_flag)
+
+
+def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
+    """Read the fields of ``model_wrapper_cfg``.
+
+    Args:
+        cfg (dict): The fields; not changed.
+        path (str): The config path of ``cfg``.
+        faults (Faults): Takes what is wrong.
+
+    Returns:
+        ZeroConfig: The config, with defaults where a field has a fault.
+    """
+    config = read_fields(ZeroConfig, cfg, path, faults)
+    if config.stage > 0:
+        for name in ('broadcast_buffers', 'static_graph'):
+            if getattr(config, name):
+                faults.add(
+                    f'{path}.{name}', f'is an argument of DDP and needs stage=0; got stage={config.stage}'
+                )
+    return config

@@ -1,0 +1,201 @@
+"""The protocol that every engine fulfils.
+
+An engine comes in two phases, since DeepSpeed needs model and optimizer together: ``shard`` before the optimizer
+exists, ``bind`` once it does.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mmzero.config import ZeroConfig
+from mmzero.engines.state import (
+    gather_optimizer,
+    gather_tensors,
+    scatter_optimizer,
+    scatter_tensors,
+)
+from mmzero.policies import WrapPlan
+
+_ENGINES = WeakIdKeyDictionary()
+
+
+def engine_of(params: Iterable[nn.Parameter]) -> 'Engine':
+    """Look up the engine that sharded some parameters.
+
+    Args:
+        params (Iterable[nn.Parameter]): An optimizer's parameters.
+
+    Returns:
+        Engine: The engine.
+
+    Raises:
+        ValueError: If no engine knows a parameter, because the optimizer was built before sharding or without
+            a ZeroModelWrapper, or if two engines do.
+    """
+    engines = {id(engine): engine for engine in (_ENGINES.get(param) for param in params)}
+    if len(engines) == 1 and (engine := next(iter(engines.values()))) is not None:
+        return engine
+    if None in engines.values() or not engines:
+        raise ValueError(
+            'ZeroOptimWrapper: the optimizer holds parameters that no ZeroModelWrapper has sharded. Build the '
+            'model wrapper first and the optimizer on its parameters; in a config, use '
+            "runner_type='mmzero.ZeroRunner' with model_wrapper_cfg=dict(type='ZeroModelWrapper', ...)"
+        )
+    raise ValueError('ZeroOptimWrapper: the optimizer holds parameters of two models; give each its own')
+
+
+class Engine(ABC):
+    """Sharding of one model, and the step of its optimizer.
+
+    Args:
+        config (ZeroConfig): The checked config.
+        device (torch.device): Where this rank computes.
+    """
+
+    shards = True
+    """Whether parameters become shards, so that no rank holds the model."""
+
+    def __init__(self, config: ZeroConfig, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.model: nn.Module | None = None
+        self.optimizer: Optimizer | None = None
+
+    @abstractmethod
+    def shard(self, model: nn.Module, plan: WrapPlan) -> None:
+        """Shard the model in place; afterwards every rank has rank 0's parameters and buffers.
+
+        Args:
+            model (nn.Module): Real on rank 0; on other ranks parameters may be on the meta device.
+            plan (WrapPlan): Its units.
+        """
+
+    @abstractmethod
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward so that gradients are synchronised."""
+
+    @abstractmethod
+    def micro_step(self, is_last: bool) -> None:
+        """Announce a forward and backward.
+
+        Args:
+            is_last (bool): Whether the optimizer steps after it.
+        """
+
+    def adopt(self, model: nn.Module) -> None:
+        """Remember the sharded model and that its parameters are this engine's."""
+        self.model = model
+        for param in model.parameters():
+            _ENGINES[param] = self
+
+    def bind(self, optimizer: Optimizer) -> Optimizer:
+        """Take the optimizer that was built on the sharded parameters.
+
+        Args:
+            optimizer (Optimizer): The optimizer.
+
+        Returns:
+            Optimizer: The one to use from now on.
+        """
+        self.optimizer = optimizer
+        return optimizer
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Run backward.
+
+        Args:
+            loss (Tensor): The scaled loss of this micro-batch.
+            **kwargs: As ``torch.Tensor.backward``.
+        """
+        loss.backward(**kwargs)
+
+    def check_autocast(self, dtype: torch.dtype | None) -> None:  # noqa: B027
+        """Refuse an autocast dtype that would undo what the engine saves.
+
+        Args:
+            dtype (torch.dtype, optional): The dtype of the forward; None is no autocast.
+
+        Raises:
+            ConfigError: If it does.
+        """
+
+    def finish_gradients(self) -> None:  # noqa: B027
+        """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""
+
+    @abstractmethod
+    def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
+        """Clip gradients by their global norm.
+
+        Args:
+            params (list[nn.Parameter]): Parameters with a gradient on any rank.
+            **kwargs: ``max_norm``, ``norm_type`` and the rest of ``torch.nn.utils.clip_grad_norm_``.
+
+        Returns:
+            Tensor: The norm before clipping that DDP would see, 0-dim, the same on every rank.
+        """
+
+    def step(self, **kwargs: Any) -> None:
+        """Step the optimizer."""
+        assert_bound(self)
+        self.optimizer.step(**kwargs)  # type: ignore[union-attr]
+
+    def reduced_precision(self) -> AbstractContextManager:
+        """The context in which units of reduced precision compute in val and test."""
+        return nullcontext()
+
+    def model_state(self) -> dict[str, Tensor]:
+        """Gather parameters and persistent buffers, one tensor at a time. Collective.
+
+        Returns:
+            dict[str, Tensor]: Clean names to full CPU tensors on rank 0; empty on other ranks.
+        """
+        return gather_tensors(self.sharded_state())
+
+    def load_model_state(self, state: dict[str, Tensor]) -> None:
+        """Fill parameters and persistent buffers from rank 0's full tensors. Collective.
+
+        Args:
+            state (dict[str, Tensor]): Full tensors by name on rank 0; ignored on other ranks.
+        """
+        scatter_tensors(self.sharded_state(), state)
+
+    def sharded_state(self) -> dict[str, Tensor]:
+        """The model's own state dict on this rank."""
+        if self.model is None:
+            raise RuntimeError('the engine has sharded no model yet')
+        return self.model.state_dict()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Gather the optimizer's state, one tensor at a time, in torch's own layout. Collective.
+
+        Returns:
+            dict: ``Optimizer.state_dict()`` of the unsharded optimizer on rank 0; empty on other ranks.
+        """
+        assert_bound(self)
+        return gather_optimizer(self.optimizer)  # type: ignore[arg-type]
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Fill the optimizer's state from rank 0's full one. Collective.
+
+        Args:
+            state (dict): ``Optimizer.state_dict()`` of an unsharded optimizer on rank 0; ignored elsewhere.
+        """
+        assert_bound(self)
+        scatter_optimizer(self.optimizer, state)  # type: ignore[arg-type]
+
+
+def assert_bound(engine: Engine) -> None:
+    """Raise where an optimizer is needed and none is bound.
+
+    Raises:
+        RuntimeError: If ``bind`` was not called.
+    """
+    if engine.optimizer is None:
+        raise RuntimeError('no optimizer is bound to the engine; build a ZeroOptimWrapper on its parameters')

@@ -1,0 +1,46 @@
+"""The gradient norm over shards and whole tensors together."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+
+def clip_norm(
+    params: list[nn.Parameter],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """Clip gradients by the norm that an unsharded model would have.
+
+    ``torch.nn.utils.clip_grad_norm_`` fails on a mixture of shards and whole tensors; its two halves work per
+    kind. Communication: one all-reduce of a scalar per kind of sharding.
+
+    Args:
+        params (list[nn.Parameter]): Parameters with gradients.
+        max_norm (float): Largest norm.
+        norm_type (float): p of the p-norm. Defaults to 2.
+        error_if_nonfinite (bool): Raise on a NaN or infinite norm. Defaults to False.
+        foreach (bool, optional): As torch's argument. Defaults to None.
+
+    Returns:
+        Tensor: The norm before clipping, 0-dim, the same on every rank.
+    """
+    kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for param in params:
+        grad = param.grad
+        kinds[(grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None].append(param)
+    norms = []
+    for group in kinds.values():
+        norm = get_total_norm([param.grad for param in group], norm_type, error_if_nonfinite, foreach)
+        # float() of a sharded norm would be this rank's own.
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    for group in kinds.values():
+        clip_grads_with_norm_(group, max_norm, total, foreach)
+    return total

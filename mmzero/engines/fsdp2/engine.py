@@ -1,0 +1,130 @@
+"""The FSDP2 engine."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.optim import Optimizer
+
+from mmzero._compat import set_reduce_scatter_unused_params
+from mmzero.engines.base import Engine
+from mmzero.engines.fsdp2.clip import clip_norm
+from mmzero.engines.fsdp2.replicated import ReplicatedParameters
+from mmzero.engines.fsdp2.stages import STAGES
+from mmzero.engines.fsdp2.unused import UnusedParameters
+from mmzero.engines.materialize import (
+    check_same_model,
+    materialize_buffers,
+    materialize_parameters,
+    parameter_slots,
+)
+from mmzero.errors import ConfigError
+from mmzero.policies import Unit, WrapPlan
+
+
+class FSDP2Engine(Engine):
+    """Engine of stages 1 to 3: ``torch.distributed.fsdp.fully_shard`` on every unit, then on the root."""
+
+    def shard(self, model: nn.Module, plan: WrapPlan) -> None:
+        check_same_model(model)
+        self.rules = STAGES[self.config.stage]
+        mesh = self._mesh()
+        materialize_buffers(model, self.device)
+        slots = parameter_slots(model)
+        params = dict(model.named_parameters())
+        scalars: list[nn.Parameter] = []
+        for unit in plan.units:
+            made = materialize_parameters([params.pop(name) for name in unit.params], slots, self.device)
+            # fully_shard refuses 0-dim parameters: they stay whole on every rank.
+            scalars += [param for param in made if param.dim() == 0]
+            self._shard_unit(model.get_submodule(unit.name), unit, mesh, set(scalars))
+        if not isinstance(model, FSDPModule):
+            raise RuntimeError('fully_shard left the model as it was')
+        self.root: FSDPModule = model
+        self.replicated = ReplicatedParameters(scalars)
+        self.unused = self._unused(plan)
+        self.adopt(model)
+
+    def _mesh(self) -> DeviceMesh:
+        replicate, shard = self.config.mesh.sizes(dist.get_world_size())
+        if replicate == 1:
+            return init_device_mesh(self.device.type, (shard,), mesh_dim_names=('shard',))
+        return init_device_mesh(self.device.type, (replicate, shard), mesh_dim_names=('replicate', 'shard'))
+
+    def _shard_unit(self, module: nn.Module, unit: Unit, mesh: DeviceMesh, ignored: set[nn.Parameter]) -> None:
+        precision = self.config.precision
+        # The root's remainder stays as it is: models write its weights into fp32 buffers (DINO's embeddings).
+        param_dtype = precision.param_dtype if unit.name else None
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=self.rules.reshard_after_forward,
+            mp_policy=MixedPrecisionPolicy(
+                param_dtype=param_dtype,
+                reduce_dtype=precision.reduce_dtype,
+                output_dtype=precision.output_dtype if unit.name else None,
+                # Autocast casts what an operator wants, so that boxes and reference points keep their
+                # precision. torch's CPU layer_norm is not on autocast's list and refuses mixed dtypes.
+                cast_forward_inputs=self.device.type == 'cpu',
+            ),
+            ignored_params=ignored,
+        )
+
+    def _unused(self, plan: WrapPlan) -> UnusedParameters | None:
+        if not self.config.find_unused_parameters:
+            return None
+        if not set_reduce_scatter_unused_params(self.root):  # type: ignore[arg-type]
+            raise ConfigError(
+                [
+                    'model_wrapper_cfg.find_unused_parameters: stages 1 to 3 need torch >= 2.13 for it; '
+                    f'this is torch {torch.__version__}'
+                ]
+            )
+        return UnusedParameters(self.root, plan, self.device)  # type: ignore[arg-type]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.root(*args, **kwargs)  # type: ignore[operator]
+
+    def micro_step(self, is_last: bool) -> None:
+        self.root.set_requires_gradient_sync(is_last or self.rules.sync_every_micro_step)
+        if self.rules.keep_gathered:
+            self.root.set_reshard_after_backward(is_last)
+
+    def check_autocast(self, dtype: torch.dtype | None) -> None:
+        reduced = dtype not in (None, torch.float32)
+        if reduced and self.rules.reshard_after_forward and self.config.precision.param_dtype != dtype:
+            raise ConfigError(
+                [
+                    f'model_wrapper_cfg.precision.param_dtype: autocast to {dtype} over units gathered in '
+                    f'{self.config.precision.param_dtype or "their own dtype"} keeps a 16-bit copy of every weight '
+                    'until backward, which undoes stage 3; set param_dtype to the same dtype (ZeroRunner does it), '
+                    'or use stage 2'
+                ]
+            )
+
+    def bind(self, optimizer: Optimizer) -> Optimizer:
+        self.replicated.separate(optimizer)
+        return super().bind(optimizer)
+
+    def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
+        return clip_norm(params, **kwargs)
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        super().load_optimizer_state(state)
+        # The saved groups brought their own foreach along.
+        self.replicated.separate(self.optimizer)  # type: ignore[arg-type]
+
+    def finish_gradients(self) -> None:
+        self.replicated.reduce_gradients()
+        if self.unused is not None:
+            self.unused.drop_zeros()
+
+    def reduced_precision(self) -> AbstractContextManager:
+        dtype = self.config.precision.param_dtype
+        if dtype is None or dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)

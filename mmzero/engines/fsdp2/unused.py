@@ -1,0 +1,71 @@
+"""Parameters that a rank did not use, as ``find_unused_parameters=True`` treats them under DDP.
+
+[Note: unused parameters]
+Ranks that use different parameters would reduce-scatter different sizes. torch's ``set_reduce_scatter_unused_params``
+lets them contribute zeros. But a parameter that no rank used then has a gradient of zeros, with which weight decay
+and momentum would move it; under DDP it has none and stays. So each rank notes which parameters received a gradient,
+one all-reduce per optimizer step joins the notes, and what nobody used loses its zeros.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mmzero.policies import WrapPlan
+
+
+class UnusedParameters:
+    """Notes which parameters received a gradient since the last step.
+
+    Args:
+        model (nn.Module): The sharded model.
+        plan (WrapPlan): Its units.
+        device (torch.device): Where the notes are reduced.
+    """
+
+    def __init__(self, model: nn.Module, plan: WrapPlan, device: torch.device) -> None:
+        self.device = device
+        self.sharded = [param for param in model.parameters() if param.requires_grad and param.dim() > 0]
+        self.index = {name: i for i, name in enumerate(_trainable(model))}
+        self.used = torch.zeros(len(self.sharded), dtype=torch.int32)
+        self._hooked = WeakIdKeyDictionary()
+        for unit in plan.units:
+            slots = [(*_slot(model, name), self.index[name]) for name in unit.params if name in self.index]
+            self._watch(model.get_submodule(unit.name), slots)
+
+    def _watch(self, module: nn.Module, slots: Sequence[tuple[nn.Module, str, int]]) -> None:
+        def hook_gathered(_: nn.Module, args: tuple) -> None:
+            # Runs after FSDP2's own hook, so that the gathered parameters are in place.
+            for owner, name, index in slots:
+                param = getattr(owner, name)
+                if param not in self._hooked:
+                    self._hooked[param] = param.register_post_accumulate_grad_hook(self._note(index))
+
+        module.register_forward_pre_hook(hook_gathered)
+
+    def _note(self, index: int):  # noqa: ANN202
+        def note(_: Tensor) -> None:
+            self.used[index] = 1
+
+        return note
+
+    def drop_zeros(self) -> None:
+        """Take the gradients of parameters that no rank used. Collective, once per optimizer step."""
+        used = self.used.to(self.device)
+        dist.all_reduce(used, op=dist.ReduceOp.MAX)
+        for param, flag in zip(self.sharded, used.tolist(), strict=True):
+            if not flag:
+                param.grad = None
+        self.used.zero_()
+
+
+def _trainable(model: nn.Module) -> list[str]:
+    return [name for name, param in model.named_parameters() if param.requires_grad and param.dim() > 0]
+
+
+def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition('.')
+    return model.get_submodule(path), attribute

@@ -1,0 +1,114 @@
+"""Giving every rank the weights of rank 0, one tensor at a time.
+
+Rank 0 builds the model with real parameters on the CPU, the other ranks on the meta device, so that a node's host
+memory holds about one model. A unit is made real on all ranks right before it is sharded, and rank 0 drops its full
+copy of a parameter as soon as its shard exists.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mmzero.errors import PlanError
+
+Slots = dict[int, list[tuple[nn.Module, str]]]
+
+
+def check_same_model(model: nn.Module) -> None:
+    """Compare names, shapes and dtypes of all tensors with rank 0's. Collective.
+
+    Args:
+        model (nn.Module): The model.
+
+    Raises:
+        PlanError: On every rank, if a rank built another model.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    mine = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
+    box = [mine]
+    dist.broadcast_object_list(box, src=0)
+    fault = _difference(box[0], mine)
+    faults: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(faults, fault)
+    for rank, text in enumerate(faults):
+        if text is not None:
+            raise PlanError(f'rank {rank} built another model than rank 0: {text}; build it from the same config')
+
+
+def _difference(theirs: list, mine: list) -> str | None:
+    for first, second in zip(theirs, mine, strict=False):
+        if first != second:
+            return f'{second} instead of {first}'
+    if len(theirs) != len(mine):
+        return f'{len(mine)} tensors instead of {len(theirs)}'
+    return None
+
+
+def materialize_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move buffers, also those in no state dict, to the device, with rank 0's values. Collective.
+
+    Args:
+        model (nn.Module): The model; its buffers are changed.
+        device (torch.device): The device.
+    """
+    done: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            if id(buffer) not in done:
+                real = _to_device(buffer, device)
+                dist.broadcast(real, src=0)
+                done[id(buffer)] = real
+            module._buffers[name] = done[id(buffer)]
+
+
+def parameter_slots(model: nn.Module) -> Slots:
+    """Find where each parameter is registered; a tied one in several places.
+
+    Args:
+        model (nn.Module): The model.
+
+    Returns:
+        dict[int, list[tuple[nn.Module, str]]]: ``id`` of a parameter to its modules and attribute names.
+    """
+    slots: Slots = defaultdict(list)
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                slots[id(param)].append((module, name))
+    return slots
+
+
+def materialize_parameters(
+    params: Iterable[nn.Parameter], slots: Slots, device: torch.device
+) -> list[nn.Parameter]:
+    """Make parameters real on the device, with rank 0's values. Collective.
+
+    Args:
+        params (Iterable[nn.Parameter]): The parameters of a unit, in the same order on every rank.
+        slots (Slots): Where they are registered; changed there.
+        device (torch.device): The device.
+
+    Returns:
+        list[nn.Parameter]: The new parameters.
+    """
+    made = []
+    for param in params:
+        data = _to_device(param.detach(), device)
+        dist.broadcast(data, src=0)
+        real = nn.Parameter(data, requires_grad=param.requires_grad)
+        real.__dict__.update(vars(param))
+        for module, name in slots[id(param)]:
+            module._parameters[name] = real
+        made.append(real)
+    return made
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.is_meta:
+        return torch.empty_like(tensor, device=device)
+    return tensor.to(device).contiguous()

@@ -1,0 +1,6 @@
+"""Hooks that ZeroRunner adds to every run."""
+
+from mmzero.hooks.host_memory import HostMemoryHook
+from mmzero.hooks.random_state import RandomStateHook
+
+__all__ = ['HostMemoryHook', 'RandomStateHook']

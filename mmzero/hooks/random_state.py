@@ -1,0 +1,51 @@
+"""Training that draws the same numbers whether it was broken or not."""
+
+from typing import Any
+
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import EpochBasedTrainLoop
+
+from mmzero.checkpoint import set_random_state
+
+
+@HOOKS.register_module()
+class RandomStateHook(Hook):
+    """Go on from the random state of a checkpoint, after saving as after resuming it.
+
+    What lies between a save and the next training iteration, such as validation, draws numbers in a run that goes
+    on and not in one that resumes. By going on from the saved state in both, they are equal.
+
+    In an iteration-based loop the data are replayed on resume, and draw what they drew: Python's and numpy's
+    states are left to them. Workers that persist from epoch to epoch keep states of their own, which are not saved:
+    with random augmentations set ``persistent_workers=False`` for exact resumes of an epoch-based loop.
+    """
+
+    priority = 'LOWEST'
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] | None = None
+
+    def continue_from(self, state: dict[str, Any]) -> None:
+        """Set the state from which training goes on.
+
+        Args:
+            state (dict): From :func:`mmzero.checkpoint.random_state`, of this rank.
+        """
+        self._state = state
+
+    def before_train_epoch(self, runner) -> None:  # type: ignore # noqa: D102
+        if isinstance(runner.train_loop, EpochBasedTrainLoop):
+            self._apply(data=True)
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:  # type: ignore # noqa: D102
+        if isinstance(runner.train_loop, EpochBasedTrainLoop):
+            # Saved within an epoch, from where a resumed run does not go on.
+            self._state = None
+        else:
+            self._apply(data=False)
+
+    def _apply(self, data: bool) -> None:
+        if self._state is not None:
+            set_random_state(self._state, data)
+            self._state = None

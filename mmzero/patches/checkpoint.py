@@ -1,0 +1,71 @@
+"""Recomputing one module's activations in backward, non-re-entrant, without changing the module tree."""
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+Undo = Callable[[], None]
+
+
+def checkpoint_module(module: nn.Module) -> Undo:
+    """Make a module drop its activations after forward and recompute them in backward.
+
+    Stands on ``torch.utils.checkpoint.checkpoint(use_reentrant=False)``: the random state of the forward is
+    used again (dropout), keyword arguments pass, and the recompute sees the same autocast state. Only
+    ``forward`` on this instance is replaced, by a bound method, so that names, class, hooks and a deep copy
+    (which runs its own weights) stay as they were.
+
+    Memory: the module keeps its inputs instead of its activations. Cost: one more forward of the module.
+
+    Args:
+        module (nn.Module): The module.
+
+    Returns:
+        Callable[[], None]: Takes the change back.
+
+    Raises:
+        ValueError: If ``forward`` of this instance was replaced already.
+    """
+    if 'forward' in vars(module):
+        raise ValueError(f'forward of this {type(module).__name__} was replaced on the instance already')
+    module.forward = types.MethodType(_recomputed_forward, module)
+
+    def undo() -> None:
+        del module.forward
+
+    return undo
+
+
+def _recomputed_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # Looked up at each call: fully_shard replaces the class of an instance later on.
+    forward = types.MethodType(type(self).forward, self)
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: _contexts(self), **kwargs)
+
+
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
+    return nullcontext(), _keep_running_statistics(module)
+
+
+@contextmanager
+def _keep_running_statistics(module: nn.Module) -> Iterator[None]:
+    """Let BatchNorm normalise by the batch again, but count the batch only once."""
+    norms = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, _BatchNorm) and layer.training and layer.track_running_stats
+    ]
+    for layer in norms:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in norms:
+            layer.track_running_stats = True

@@ -1,0 +1,8 @@
+"""Wrap policies: from a model to the plan of its units. Pure: nothing here shards or communicates."""
+
+from mmzero.policies.build import build_policy
+from mmzero.policies.module_class import ModuleClassPolicy
+from mmzero.policies.plan import Unit, WrapPlan, make_plan
+from mmzero.policies.table import plan_table
+
+__all__ = ['ModuleClassPolicy', 'Unit', 'WrapPlan', 'build_policy', 'make_plan', 'plan_table']

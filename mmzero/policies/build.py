@@ -1,0 +1,42 @@
+"""From the ``wrap_policy`` field to a policy."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from mmzero.errors import near_names
+from mmzero.policies.plan import WrapPlan, make_plan
+from mmzero.registry import WRAP_POLICIES
+
+Policy = Callable[[nn.Module], WrapPlan]
+
+
+def build_policy(cfg: Any) -> Policy:
+    """Build a wrap policy.
+
+    Args:
+        cfg (str or dict or callable, optional): A registered name, a dict with ``type``, or a callable from
+            a model to a WrapPlan. None: the whole model is one unit.
+
+    Returns:
+        Callable[[nn.Module], WrapPlan]: The policy.
+
+    Raises:
+        ValueError: If the name is not registered or the arguments do not fit.
+    """
+    if cfg is None:
+        return lambda model: make_plan(model, (), 'none (one unit)')
+    if callable(cfg):
+        return cfg
+    if isinstance(cfg, str):
+        cfg = dict(type=cfg)
+    if not isinstance(cfg, Mapping) or 'type' not in cfg:
+        raise ValueError("expected a policy's name, or a dict with type, such as dict(type='ModuleClassPolicy', ...)")
+    cls = cfg['type'] if isinstance(cfg['type'], type) else WRAP_POLICIES.get(cfg['type'])
+    if cls is None:
+        raise ValueError(f'no wrap policy {cfg["type"]!r}{near_names(cfg["type"], WRAP_POLICIES.module_dict)}')
+    try:
+        return cls(**{key: value for key, value in cfg.items() if key != 'type'})
+    except TypeError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,154 @@
+"""The wrap plan: which modules are gathered and freed together."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from mmzero.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that are gathered together: those below a module that are in no smaller unit.
+
+    Args:
+        name (str): Path of the module in the model; '' is the model itself, the root unit.
+        class_name (str): Class of the module.
+        params (tuple[str, ...]): Names of its parameters in the model, each tensor once.
+        shapes (tuple[tuple[int, ...], ...]): Their shapes.
+        itemsizes (tuple[int, ...]): Bytes per element, parameter by parameter.
+    """
+
+    name: str
+    class_name: str
+    params: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    itemsizes: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements of all parameters."""
+        return sum(_numel(shape) for shape in self.shapes)
+
+    def gathered_bytes(self, itemsize: int | None = None) -> int:
+        """Bytes while the unit is gathered.
+
+        Args:
+            itemsize (int, optional): Bytes per element in the gathered dtype. Defaults to None: as stored.
+
+        Returns:
+            int: Bytes.
+        """
+        sizes = self.itemsizes if itemsize is None else (itemsize,) * len(self.shapes)
+        return sum(_numel(shape) * size for shape, size in zip(self.shapes, sizes, strict=True))
+
+    def kept_bytes(self, shard_size: int) -> int:
+        """Bytes of the largest shard that a rank keeps, with the padding of dim 0.
+
+        FSDP2 splits dim 0 into ``shard_size`` chunks of equal, rounded-up length
+        (``torch.distributed.tensor.Shard(0)``); 0-dim parameters are not split.
+
+        Args:
+            shard_size (int): Ranks that share the parameters.
+
+        Returns:
+            int: Bytes.
+        """
+        total = 0
+        for shape, size in zip(self.shapes, self.itemsizes, strict=True):
+            if not shape:
+                total += size
+                continue
+            rows = -(-shape[0] // shard_size)
+            total += rows * _numel(shape[1:]) * size
+        return total
+
+
+@dataclass(frozen=True)
+class WrapPlan:
+    """The units of a model, children before the modules that hold them, the root unit last.
+
+    Args:
+        units (tuple[Unit, ...]): The units; their parameters are disjoint and cover the model.
+        policy (str): What chose them, for tables and errors.
+    """
+
+    units: tuple[Unit, ...]
+    policy: str
+
+    @property
+    def root(self) -> Unit:
+        """The root unit: what no other unit holds."""
+        return self.units[-1]
+
+    @property
+    def numel(self) -> int:
+        """Elements of all parameters of the model."""
+        return sum(unit.numel for unit in self.units)
+
+
+def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str) -> WrapPlan:
+    """Divide a model's parameters among units.
+
+    Args:
+        model (nn.Module): The model; its parameters may be on the meta device.
+        unit_names (Iterable[str]): Paths of the modules that are units; the root is added.
+        policy (str): What chose them.
+
+    Returns:
+        WrapPlan: The plan, innermost units first.
+
+    Raises:
+        PlanError: If a name is not in the model or a parameter is shared between units.
+    """
+    modules = dict(model.named_modules())
+    names = {name for name in unit_names if name}
+    for name in names:
+        if name not in modules:
+            raise PlanError(f'{policy}: {name!r} is not a module of {type(model).__name__}')
+    owned: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in (*names, '')}
+    owner_of: dict[int, tuple[str, str]] = {}
+    for path, param in model.named_parameters(remove_duplicate=False):
+        owner = _innermost(path, names)
+        first_owner, first_path = owner_of.setdefault(id(param), (owner, path))
+        if first_owner != owner:
+            raise PlanError(
+                f'{policy}: {first_path} and {path} are one tied parameter, but lie in the units '
+                f'{first_owner or "root"!r} and {owner or "root"!r}; leave one of the two modules out of '
+                'the policy, or name a module that holds both'
+            )
+        if first_path == path:
+            owned[owner].append((path, param))
+    # Deeper modules first: an engine shards from the inside out, and the root holds the rest.
+    place = {name: index for index, name in enumerate(modules)}
+    order = sorted(names, key=lambda name: (-name.count('.'), place[name]))
+    units = [_unit(name, modules[name], owned[name]) for name in [*order, ''] if owned[name] or not name]
+    return WrapPlan(tuple(units), policy)
+
+
+def _unit(name: str, module: nn.Module, params: list[tuple[str, nn.Parameter]]) -> Unit:
+    return Unit(
+        name=name,
+        class_name=type(module).__name__,
+        params=tuple(path for path, _ in params),
+        shapes=tuple(tuple(param.shape) for _, param in params),
+        itemsizes=tuple(param.element_size() for _, param in params),
+    )
+
+
+def _innermost(path: str, names: set[str]) -> str:
+    """The longest unit name that is a prefix of a parameter's path."""
+    parts = path.split('.')[:-1]
+    for end in range(len(parts), 0, -1):
+        name = '.'.join(parts[:end])
+        if name in names:
+            return name
+    return ''
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

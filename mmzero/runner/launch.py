@@ -1,0 +1,66 @@
+"""How the tools run: errors on one screen, signals that end every rank."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from mmzero.errors import ZeroError
+
+RANK_VARIABLES = ('RANK', 'SLURM_PROCID', 'OMPI_COMM_WORLD_RANK', 'PMI_RANK')
+
+PATIENCE_SECONDS = 10
+
+
+def run_tool(main: Callable[[], None]) -> None:
+    """Run a tool's main function.
+
+    Errors that the user can mend are printed by one rank, without a traceback, and end the process with exit code
+    2; other errors keep their traceback, with exit code 1. A process that fails leaves at once, without waiting for
+    ranks that wait for it: its closed connections end them. SIGINT (Ctrl-C) and SIGTERM end each process where it
+    is, even inside a collective; checkpoints are written under another name until they are complete.
+
+    Args:
+        main (Callable[[], None]): What to run.
+    """
+    # MMEngine asks it for versions; nothing that a user could change.
+    warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
+    if dist.is_torchelastic_launched() or _launched():
+        # Python's own handler would run only once a collective returns.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        main()
+    except ZeroError as error:
+        if _rank() > 0:
+            # Ranks mostly fail alike, and the launcher ends all when one has gone: let rank 0 speak first.
+            time.sleep(PATIENCE_SECONDS)
+        print(f'error: {error}', file=sys.stderr)
+        _leave(2)
+    except KeyboardInterrupt:
+        print('interrupted', file=sys.stderr)
+        _leave(130)
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _launched() -> bool:
+    return any(name in os.environ for name in RANK_VARIABLES)
+
+
+def _rank() -> int:
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,89 @@
+"""What the tools do with a config before a runner is built from it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from mmzero.errors import ConfigError
+
+
+def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
+    """Read a config file and override settings in it.
+
+    Args:
+        filename (str): The file.
+        options (dict, optional): Settings by dotted key, as ``--cfg-options`` gives them. Defaults to None.
+
+    Returns:
+        Config: The config.
+
+    Raises:
+        ConfigError: If the file is not there or cannot be read.
+    """
+    if not Path(filename).is_file():
+        raise ConfigError([f'{filename}: no such config file'])
+    try:
+        cfg = Config.fromfile(filename)
+    except (FileNotFoundError, KeyError, ModuleNotFoundError, SyntaxError) as error:
+        raise ConfigError([f'{filename}: cannot be read: {error}']) from error
+    cfg.merge_from_dict(options or {})
+    return cfg
+
+
+def enable_amp(cfg: Config) -> None:
+    """Turn on mixed precision, as ``--amp`` does in mmdet.
+
+    Args:
+        cfg (Config): Changed in place.
+    """
+    cfg.optim_wrapper.type = 'AmpOptimWrapper'
+    cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+
+
+def enable_auto_scale_lr(cfg: Config) -> None:
+    """Turn on the scaling of the learning rate by the batch size.
+
+    Args:
+        cfg (Config): Changed in place.
+
+    Raises:
+        ConfigError: If the config does not say for which batch size its learning rate is.
+    """
+    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+        raise ConfigError(['auto_scale_lr.base_batch_size: is missing, and --auto-scale-lr needs it'])
+    cfg.auto_scale_lr.enable = True
+
+
+def enable_tta(cfg: Config) -> None:
+    """Turn on test-time augmentation, with mmdet's defaults where the config has none.
+
+    Args:
+        cfg (Config): Changed in place.
+    """
+    cfg.setdefault('tta_model', dict(type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)))
+    dataset = cfg.test_dataloader.dataset
+    while 'dataset' in dataset:
+        dataset = dataset['dataset']
+    if 'tta_pipeline' not in cfg:
+        keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip', 'flip_direction')
+        flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+        pack = [dict(type='PackDetInputs', meta_keys=keys)]
+        cfg.tta_pipeline = [*copy.deepcopy(dataset.pipeline)[:-1], dict(type='TestTimeAug', transforms=[flips, pack])]
+    dataset.pipeline = cfg.tta_pipeline
+    cfg.model = dict(**cfg.tta_model, module=cfg.model)
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Build the runner that a config names; MMEngine's own where it names none.
+
+    Args:
+        cfg (Config): The config.
+
+    Returns:
+        Runner: The runner.
+    """
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)

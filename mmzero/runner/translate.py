@@ -1,0 +1,135 @@
+"""Existing config keys into mmzero's: honoured, translated, or refused by name."""
+
+from typing import Any
+
+from mmengine.logging import print_log
+
+from mmzero.config import Faults
+from mmzero.errors import near_names
+
+OPTIM_WRAPPERS = ('OptimWrapper', 'AmpOptimWrapper', 'ZeroOptimWrapper')
+OPTIM_FIELDS = (
+    'type',
+    'optimizer',
+    'constructor',
+    'paramwise_cfg',
+    'accumulative_counts',
+    'clip_grad',
+    'dtype',
+    'loss_scale',
+    'use_fsdp',
+)
+
+# Top-level keys of MMEngine that ZeroRunner cannot honour yet or at all, with what to do.
+REFUSED = {
+    'strategy': 'belongs to FlexibleRunner; its settings go into model_wrapper_cfg',
+    'compile': 'is not supported yet; remove it',
+}
+
+# Hooks that a sharded model breaks, with the reason.
+REFUSED_HOOKS = {
+    'EMAHook': 'copies the whole model, which a sharded model refuses; it is not supported yet, remove it',
+}
+
+
+def type_name(value: Any) -> str:
+    """Name the class that a ``type`` field means.
+
+    Args:
+        value (str or type): A name with or without scope, or the class itself.
+
+    Returns:
+        str: The bare class name.
+    """
+    return value.rsplit('.', 1)[-1] if isinstance(value, str) else getattr(value, '__name__', repr(value))
+
+
+def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
+    """Turn MMEngine's optimizer wrappers into ZeroOptimWrapper.
+
+    Args:
+        cfg (dict or OptimWrapper, optional): ``optim_wrapper``; not changed.
+        faults (Faults): Takes what cannot be translated.
+
+    Returns:
+        dict or OptimWrapper, optional: The translation.
+    """
+    if not isinstance(cfg, dict):
+        return cfg
+    cfg = cfg.copy()
+    # Left by bases of another package, to find its classes; ours are in the root registries.
+    scope = cfg.pop('_scope_', None)
+    name = type_name(cfg.get('type', 'OptimWrapper'))
+    if name not in OPTIM_WRAPPERS:
+        faults.add('optim_wrapper.type', f'{name!r} is not supported; allowed: {", ".join(OPTIM_WRAPPERS)}')
+        return cfg
+    if 'optimizer' not in cfg:
+        faults.add('optim_wrapper', 'several optimizers (OptimWrapperDict) are not supported yet; give one optimizer')
+        return cfg
+    for field in cfg:
+        if field not in OPTIM_FIELDS:
+            faults.add(f'optim_wrapper.{field}', f'unknown field{near_names(field, OPTIM_FIELDS)}')
+    if name == 'AmpOptimWrapper' and cfg.get('dtype') is None:
+        cfg['dtype'] = 'bfloat16'
+        print_log('AmpOptimWrapper becomes ZeroOptimWrapper with dtype bfloat16, which needs no loss scaling', 'current')
+    _drop_loss_scale(cfg, faults)
+    cfg.pop('use_fsdp', None)
+    cfg['type'] = 'ZeroOptimWrapper'
+    return cfg if scope is None else type(cfg)(cfg, _scope_=scope)
+
+
+def _drop_loss_scale(cfg: dict, faults: Faults) -> None:
+    scale = cfg.pop('loss_scale', None)
+    if isinstance(scale, (int, float)) and not isinstance(scale, bool):
+        faults.add(
+            'optim_wrapper.loss_scale',
+            f'got {scale}; a fixed scale is for float16, which is not supported yet; remove it',
+        )
+
+
+def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
+    """Collect the wrapper's fields from where MMEngine configs keep them.
+
+    Args:
+        cfg (dict): The whole config; not changed.
+        optim_wrapper (dict, optional): The translated optimizer wrapper.
+
+    Returns:
+        dict: Fields of ``model_wrapper_cfg`` with the top-level ``find_unused_parameters`` and
+        ``activation_checkpointing``, and the optimizer wrapper's dtype as ``precision.param_dtype``.
+    """
+    fields = dict(cfg.get('model_wrapper_cfg') or {})
+    for name in ('type', '_scope_'):
+        fields.pop(name, None)
+    for name in ('find_unused_parameters', 'activation_checkpointing'):
+        if cfg.get(name):
+            fields.setdefault(name, cfg[name])
+    dtype = optim_wrapper.get('dtype') if isinstance(optim_wrapper, dict) else None
+    precision = fields.get('precision')
+    if dtype is not None and isinstance(precision or {}, dict):
+        fields['precision'] = {'param_dtype': dtype, **(precision or {})}
+    return fields
+
+
+def refuse_keys(cfg: dict, faults: Faults) -> None:
+    """Refuse the keys and hooks that would be ignored or break.
+
+    Args:
+        cfg (dict): The whole config.
+        faults (Faults): Takes them.
+    """
+    for name, reason in REFUSED.items():
+        if cfg.get(name):
+            faults.add(name, reason)
+    hooks = dict(enumerate(cfg.get('custom_hooks') or []))
+    named = {f'custom_hooks[{index}]': hook for index, hook in hooks.items()}
+    named.update({f'default_hooks.{key}': hook for key, hook in (cfg.get('default_hooks') or {}).items()})
+    for path, hook in named.items():
+        name = type_name(hook.get('type', '')) if isinstance(hook, dict) else type(hook).__name__
+        if name in REFUSED_HOOKS:
+            faults.add(path, f'{name} {REFUSED_HOOKS[name]}')
+    wrapper = cfg.get('model_wrapper_cfg')
+    if wrapper is None:
+        faults.add('model_wrapper_cfg', "is missing; add model_wrapper_cfg = dict(type='ZeroModelWrapper', stage=3)")
+    elif type_name(wrapper.get('type', 'ZeroModelWrapper')) != 'ZeroModelWrapper':
+        faults.add('model_wrapper_cfg.type', f"got {wrapper['type']!r}; ZeroRunner needs 'ZeroModelWrapper'")

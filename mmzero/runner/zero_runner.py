@@ -1,0 +1,199 @@
+"""ZeroRunner."""
+
+import copy
+from typing import Any
+
+import torch.distributed as dist
+from mmengine.config import Config
+from mmengine.model import BaseTTAModel, convert_sync_batchnorm, revert_sync_batchnorm
+from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval
+from mmengine.registry import MODEL_WRAPPERS, RUNNERS
+from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner.utils import set_random_seed
+from torch import nn
+
+from mmzero._compat import parameters_on_meta
+from mmzero.checkpoint import safe_loading
+from mmzero.config import Faults
+from mmzero.engines import init_process_group, on_rank0
+from mmzero.errors import DataError
+from mmzero.hooks import HostMemoryHook, RandomStateHook
+from mmzero.runner.check import check_config
+from mmzero.runner.checkpoints import CheckpointMixin
+from mmzero.runner.translate import translate_optim_wrapper, wrapper_fields
+
+
+@RUNNERS.register_module()
+class ZeroRunner(CheckpointMixin, Runner):
+    """MMEngine's Runner with the steps of a sharded run in the right order.
+
+    Runner builds, moves and wraps the model first and loads weights last. Here, with the same arguments:
+
+    1. check: every fault of the config in one error, before a process group exists
+    2. env: the process group; without a launcher, a group of one
+    3. build: real on rank 0's CPU; on other ranks parameters go to meta as they are registered
+    4. weights: ``init_weights``, ``init_cfg``, ``load_from`` of plain files, on rank 0 only
+    5. patch, 6. plan, 7. shard: ZeroModelWrapper's; then every rank reseeds, so that noise and dropout do not
+       depend on who built
+    8. optim: the optimizer on the sharded parameters, then schedulers, hooks, resume: as Runner does
+
+    ``optim_wrapper`` may name MMEngine's OptimWrapper or AmpOptimWrapper; ZeroOptimWrapper takes their place.
+
+    Args:
+        model (nn.Module or dict): The model or its config.
+        work_dir (str): Where logs and checkpoints go.
+        **kwargs: As MMEngine's Runner.
+
+    Raises:
+        ConfigError: If the config has faults.
+    """
+
+    def __init__(self, model: nn.Module | dict, work_dir: str, **kwargs: Any) -> None:
+        cfg = kwargs.get('cfg')
+        kwargs['cfg'] = cfg = Config({}) if cfg is None else copy.deepcopy(cfg)
+        faults = Faults()
+        kwargs['optim_wrapper'] = translate_optim_wrapper(kwargs.get('optim_wrapper'), faults)
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        self._wrapper_fields = wrapper_fields({**cfg, **given}, kwargs['optim_wrapper'])
+        self._prepared = False
+        self._read: tuple[str, dict] | None = None
+        check_config({**cfg, **given, 'model': model}, kwargs['optim_wrapper'], faults)
+        # Taken over by the wrapper; Runner would apply its own on top.
+        self._efficient_conv_bn_eval = cfg.get('efficient_conv_bn_eval')
+        for name in ('activation_checkpointing', 'efficient_conv_bn_eval'):
+            cfg.pop(name, None)
+        super().__init__(model=model, work_dir=work_dir, **kwargs)
+        self.register_hook(HostMemoryHook())
+        self.register_hook(RandomStateHook())
+
+    def setup_env(self, env_cfg: dict) -> None:
+        """Join the process group, then do what Runner does.
+
+        Args:
+            env_cfg (dict): As Runner's; ``dist_cfg.backend`` 'nccl' becomes 'gloo' without a GPU.
+        """
+        init_process_group(self._launcher, **env_cfg.get('dist_cfg', {}))
+        super().setup_env(env_cfg)
+
+    def build_model(self, model: nn.Module | dict) -> nn.Module:
+        """Build the model, real on rank 0 alone.
+
+        Args:
+            model (nn.Module or dict): The model or its config.
+
+        Returns:
+            nn.Module: The model, on the CPU, not wrapped yet.
+        """
+        if dist.get_rank() == 0:
+            return super().build_model(model)
+        with parameters_on_meta():
+            return super().build_model(model)
+
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
+        """Leave the model as it is: it is wrapped once its weights are there.
+
+        Args:
+            model_wrapper_cfg (dict, optional): Read at step 1.
+            model (nn.Module): The model.
+
+        Returns:
+            nn.Module: The model.
+        """
+        return model
+
+    def train(self) -> nn.Module:
+        """Launch training.
+
+        Returns:
+            nn.Module: The wrapped model after training.
+        """
+        if self._train_loop is not None:
+            self._train_loop = self.build_train_loop(self._train_loop)
+        self.prepare(init_weights=True)
+        return super().train()
+
+    def val(self) -> dict:
+        """Launch validation.
+
+        Returns:
+            dict: Metrics.
+        """
+        self.prepare(init_weights=False)
+        return super().val()
+
+    def test(self) -> dict:
+        """Launch testing.
+
+        Returns:
+            dict: Metrics.
+        """
+        self.prepare(init_weights=False)
+        return super().test()
+
+    def prepare(self, init_weights: bool) -> None:
+        """Steps 4 to 7, once. Collective.
+
+        Args:
+            init_weights (bool): Whether to initialise weights before a checkpoint is loaded.
+        """
+        if self._prepared:
+            return
+        model = self._convert_layers(self.model)
+        if init_weights and hasattr(model, 'init_weights'):
+            on_rank0(lambda: _init_weights(model))
+        self._load_before_sharding(model)
+        # A model that merges test-time augmentations calls the detector inside, which is what is sharded.
+        inner = model.module if isinstance(model, BaseTTAModel) else model
+        wrapper = MODEL_WRAPPERS.build(dict(self._wrapper_fields, type='ZeroModelWrapper', module=inner))
+        self.model = model if inner is not model else wrapper
+        set_random_seed(self._seed, deterministic=self._deterministic)
+        self._prepared = True
+
+    def _convert_layers(self, model: nn.Module) -> nn.Module:
+        if not self.distributed:
+            model = revert_sync_batchnorm(model)
+        elif self.cfg.get('sync_bn') is not None:
+            model = convert_sync_batchnorm(model, self.cfg.sync_bn)
+        if self._efficient_conv_bn_eval is not None:
+            turn_on_efficient_conv_bn_eval(model, self._efficient_conv_bn_eval)
+        return model
+
+    def _load_before_sharding(self, model: nn.Module) -> None:
+        source = self._load_from
+        if self._resume and source is None:
+            source = find_latest_checkpoint(self.work_dir)
+            self.logger.info(f'resuming from the latest checkpoint: {source}')
+            if source is None:
+                self._resume = False
+        if source is not None and not self._has_loaded:
+            self._load_from = source
+            self._read = (source, self.load_checkpoint(source))
+            self._has_loaded = not self._resume
+
+    def _init_model_weights(self) -> None:
+        """Nothing is left to do for Runner: the weights were there before sharding."""
+
+    @classmethod
+    def build_dataloader(cls, dataloader: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Build a data loader.
+
+        Args:
+            dataloader (DataLoader or dict): As Runner's.
+            *args: As Runner's.
+            **kwargs: As Runner's.
+
+        Returns:
+            DataLoader: The data loader.
+
+        Raises:
+            DataError: If a file of the data set is missing.
+        """
+        try:
+            return Runner.build_dataloader(dataloader, *args, **kwargs)
+        except FileNotFoundError as error:
+            raise DataError(f'the data set cannot be read: {error}; put the files there, or set data_root') from error
+
+
+def _init_weights(model: nn.Module) -> None:
+    with safe_loading():
+        model.init_weights()  # type: ignore[operator]

@@ -1,0 +1,163 @@
+"""The model wrapper."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+from mmengine.logging import print_log
+from mmengine.model import BaseDataPreprocessor, BaseModel
+from mmengine.registry import MODEL_WRAPPERS
+from mmengine.runner import Runner
+from torch import Tensor, nn
+
+from mmzero.config import Faults, ZeroConfig, read_zero_config
+from mmzero.engines import build_engine, init_process_group
+from mmzero.errors import ConfigError
+from mmzero.patches import apply_patches
+from mmzero.policies import WrapPlan, build_policy, plan_table
+
+
+@MODEL_WRAPPERS.register_module()
+class ZeroModelWrapper(nn.Module):
+    """A model sharded by ZeRO, with MMEngine's ``train_step``, ``val_step`` and ``test_step``.
+
+    Building it patches activation checkpointing, plans the units, shards the model in place and gives every rank
+    rank 0's parameters and buffers. Without a process group it makes one: from torchrun's environment, or of this
+    process alone. ``model.module`` is the model itself, its names and class tree untouched.
+
+    Args:
+        module (nn.Module): The model, real on rank 0; on other ranks its parameters may be on the meta device.
+        stage (int): ZeRO stage, 0 to 3. Defaults to 3.
+        **fields: The other fields of :class:`mmzero.config.ZeroConfig`.
+
+    Raises:
+        ConfigError: If fields are wrong; it lists all of them.
+        PlanError: If the policy, a module name or the ranks' models do not fit.
+    """
+
+    def __init__(self, module: nn.Module, stage: int = 3, **fields: Any) -> None:
+        super().__init__()
+        _refuse_plain_runner(sys._getframe(1))
+        init_process_group('pytorch' if dist.is_torchelastic_launched() else 'none')
+        faults = Faults()
+        self.config = read_zero_config(dict(stage=stage, **fields), 'model_wrapper_cfg', faults)
+        _check_mesh(self.config, faults)
+        faults.raise_if_any()
+        self.patched = apply_patches(module, self.config.activation_checkpointing)
+        self.plan: WrapPlan = build_policy(self.config.wrap_policy)(module)
+        self._announce()
+        self.engine = build_engine(self.config)
+        self.engine.shard(module, self.plan)
+        self.module = module
+        for child in module.modules():
+            if isinstance(child, BaseDataPreprocessor):
+                # Tells it where to put batches; its buffers are there already.
+                child.to(self.engine.device)
+
+    def _announce(self) -> None:
+        config = self.config
+        replicate, shard = config.mesh.sizes(dist.get_world_size())
+        kept_by = 1 if config.stage == 0 else shard
+        itemsize = config.precision.param_dtype.itemsize if config.precision.param_dtype else None
+        _log(
+            f'ZeRO stage {config.stage} on {replicate} x {shard} ranks (replicate x shard), '
+            f'wrap policy: {self.plan.policy}\n{plan_table(self.plan, kept_by, itemsize)}\n'
+            f'activation checkpointing (non-re-entrant): {self.patched}'
+        )
+        if self.patched.left:
+            _log(
+                f'with_cp=True of {", ".join(self.patched.left)} stays re-entrant: no patch is registered for it. '
+                'Name the blocks in activation_checkpointing and set with_cp=False to change that.',
+                level=30,
+            )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward.
+
+        Args:
+            *args: As the model's.
+            **kwargs: As the model's.
+
+        Returns:
+            Any: As the model's.
+        """
+        return self.engine.forward(*args, **kwargs)
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
+        """Forward, backward, and an optimizer step where gradient accumulation is due.
+
+        Args:
+            data (dict or tuple or list): A batch of the data loader.
+            optim_wrapper (ZeroOptimWrapper): Built on this model's parameters.
+
+        Returns:
+            dict[str, Tensor]: Losses for logging, of this rank's batch.
+        """
+        with optim_wrapper.optim_context(self):
+            data = self.module.data_preprocessor(data, True)
+            losses = BaseModel._run_forward(self, data, mode='loss')  # type: ignore[arg-type]
+        parsed, log_vars = self.module.parse_losses(losses)
+        optim_wrapper.update_params(parsed)
+        return log_vars
+
+    def val_step(self, data: Any) -> list:
+        """Predict on a batch.
+
+        Args:
+            data (dict or tuple or list): A batch of the data loader.
+
+        Returns:
+            list: As the model's ``val_step``.
+        """
+        with self.engine.reduced_precision():
+            return self.module.val_step(data)
+
+    def test_step(self, data: Any) -> list:
+        """Predict on a batch.
+
+        Args:
+            data (dict or tuple or list): A batch of the data loader.
+
+        Returns:
+            list: As the model's ``test_step``.
+        """
+        with self.engine.reduced_precision():
+            return self.module.test_step(data)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """This rank's part of the model's state, under the model's own names."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load this rank's part of the state, as :meth:`state_dict` gives it."""
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+
+def _check_mesh(config: ZeroConfig, faults: Faults) -> None:
+    try:
+        config.mesh.sizes(dist.get_world_size())
+    except ValueError as error:
+        faults.add('model_wrapper_cfg.mesh', str(error))
+
+
+def _log(text: str, level: int = 20) -> None:
+    if dist.get_rank() == 0:
+        print_log(text, logger='current', level=level)
+
+
+def _refuse_plain_runner(frame: FrameType | None) -> None:
+    """Fail where MMEngine's own Runner wraps, which would load weights into shards and step before them.
+
+    A wrapper is not told who builds it, so the callers are looked at.
+    """
+    while frame is not None:
+        caller = frame.f_locals.get('self') if frame.f_code.co_name == 'wrap_model' else None
+        if isinstance(caller, Runner):
+            raise ConfigError(
+                [
+                    f'runner_type: {type(caller).__name__} cannot train a ZeroModelWrapper, since it loads weights '
+                    "and moves the model in another order; add runner_type = 'mmzero.ZeroRunner' to the config"
+                ]
+            )
+        frame = frame.f_back

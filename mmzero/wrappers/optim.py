@@ -1,0 +1,123 @@
+"""The optimizer wrapper."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIM_WRAPPERS
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mmzero.config.reader import optional_dtype
+from mmzero.engines import engine_of
+from mmzero.errors import ConfigError
+
+
+@OPTIM_WRAPPERS.register_module()
+class ZeroOptimWrapper(OptimWrapper):
+    """MMEngine's optimizer wrapper over an engine: clipping, accumulation and mixed precision as under DDP.
+
+    Args:
+        optimizer (Optimizer): Built on the parameters of a ZeroModelWrapper.
+        accumulative_counts (int): Micro-batches per optimizer step. Defaults to 1.
+        clip_grad (dict, optional): Arguments of ``torch.nn.utils.clip_grad_norm_``, or with ``type='value'`` of
+            ``clip_grad_value_``. Defaults to None.
+        dtype (str or torch.dtype, optional): 'bfloat16' runs the forward under autocast. Defaults to None:
+            float32.
+
+    Raises:
+        ValueError: If the optimizer was not built on sharded parameters.
+        ConfigError: If the dtype is not supported, or autocast would run over fp32 units at stage 3.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        accumulative_counts: int = 1,
+        clip_grad: dict | None = None,
+        dtype: str | torch.dtype | None = None,
+    ) -> None:
+        self.engine = engine_of(param for group in optimizer.param_groups for param in group['params'])
+        try:
+            self.dtype = optional_dtype(dtype)
+        except ValueError as error:
+            raise ConfigError([f'optim_wrapper.dtype: got {dtype!r}; {error}']) from None
+        self.engine.check_autocast(self.dtype)
+        # MMEngine takes 'type' out of the dict that it is given.
+        clip_grad = None if clip_grad is None else dict(clip_grad)
+        super().__init__(self.engine.bind(optimizer), accumulative_counts, clip_grad)
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Prepare one micro-batch: gradient synchronisation by the stage's rules, and autocast.
+
+        Args:
+            model (nn.Module): The model wrapper.
+
+        Yields:
+            None: The forward runs inside.
+        """
+        self.engine.micro_step(self.should_sync())
+        if self.dtype in (None, torch.float32):
+            yield
+            return
+        with torch.autocast(self.engine.device.type, dtype=self.dtype):
+            yield
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Run backward.
+
+        Args:
+            loss (Tensor): The loss, scaled for accumulation.
+            **kwargs: As ``torch.Tensor.backward``.
+        """
+        self.engine.backward(loss, **kwargs)
+        self._inner_count += 1
+
+    def step(self, **kwargs: Any) -> None:
+        """Clip the gradients and step the optimizer.
+
+        Args:
+            **kwargs: As ``torch.optim.Optimizer.step``.
+        """
+        self.engine.finish_gradients()
+        if self.clip_grad_kwargs:
+            self._clip_grad()
+        self.engine.step(**kwargs)
+
+    def _clip_grad(self) -> None:
+        params = [
+            param for group in self.optimizer.param_groups for param in group['params'] if param.grad is not None
+        ]
+        if not params:
+            return
+        if self.grad_name == 'grad_value':
+            self.clip_func(params, **self.clip_grad_kwargs)
+            return
+        norm = self.engine.clip_norm(params, **self.clip_grad_kwargs)
+        self.message_hub.update_scalar('train/grad_norm', float(norm))
+
+    def state_dict(self) -> dict:
+        """Gather the optimizer's state. Collective.
+
+        Returns:
+            dict: On rank 0 the state of the unsharded optimizer, as MMEngine saves it; empty on other ranks.
+        """
+        state = self.engine.optimizer_state()
+        if state and self.base_param_settings is not None:
+            state['base_param_settings'] = self.base_param_settings
+        return state
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load the optimizer's state from rank 0's. Collective.
+
+        Args:
+            state_dict (dict): As :meth:`state_dict` gives it on rank 0; on other ranks its tensors are not used.
+        """
+        state = dict(state_dict)
+        settings = state.pop('base_param_settings', None)
+        if settings is not None:
+            self.base_param_settings = settings
+        self.engine.load_optimizer_state(state)

@@ -1,0 +1,103 @@
+"""The same training under stock DDP and under the pair, recorded for comparison."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mmengine.logging import MessageHub
+from mmengine.model import MMDistributedDataParallel
+from mmengine.optim import OptimWrapper
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from mmzero import ZeroModelWrapper, ZeroOptimWrapper
+
+Record = dict[str, Any]
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, gathered if it is a shard."""
+    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().clone()
+
+
+def build_pair(
+    model: nn.Module, optimizer: Callable[[Any], torch.optim.Optimizer], wrapper: dict, optim: dict
+) -> tuple[nn.Module, OptimWrapper]:
+    """Wrap a model and its optimizer, by mmzero or, where ``wrapper`` is empty, by stock DDP."""
+    if wrapper:
+        wrapped: nn.Module = ZeroModelWrapper(module=model, **wrapper)
+        return wrapped, ZeroOptimWrapper(optimizer(wrapped.module), **optim)
+    wrapped = MMDistributedDataParallel(model, device_ids=None, broadcast_buffers=False, find_unused_parameters=True)
+    return wrapped, OptimWrapper(optimizer(wrapped.module), **optim)
+
+
+def train(
+    build: Callable[[], nn.Module],
+    batch: Callable[[int], dict],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    wrapper: dict | None = None,
+    optim: dict | None = None,
+    steps: int = 5,
+) -> Record:
+    """Train for some micro-batches and record losses, gradient norms, first gradients and weights.
+
+    Every rank gets its own data; the random state of each step is set, so that noise does not depend on the engine.
+    """
+    torch.manual_seed(0)
+    hub = MessageHub.get_instance(f'hub{id(object())}')
+    model, wrapped_optim = build_pair(build(), optimizer, wrapper or {}, dict(optim or {}))
+    wrapped_optim.message_hub = hub
+    wrapped_optim.initialize_count_status(model, 0, steps)
+    names = [name for name, _ in model.module.named_parameters()]
+    record: Record = dict(losses=[], norms=[], grads={}, before={}, after={})
+    record['before'] = {name: full(param) for name, param in model.module.named_parameters()}
+    rank, size = dist.get_rank(), dist.get_world_size()
+    step = wrapped_optim.optimizer.step
+
+    def keep_gradients(**kwargs: Any) -> None:
+        # Called once gradients are complete and clipped.
+        if not record['grads']:
+            for name, param in zip(names, model.module.parameters(), strict=True):
+                record['grads'][name] = None if param.grad is None else full(param.grad)
+        step(**kwargs)
+        if 'train/grad_norm' in hub.log_scalars:
+            record['norms'].append(float(hub.get_scalar('train/grad_norm').current()))
+
+    wrapped_optim.optimizer.step = keep_gradients
+    model.train()
+    for index in range(steps):
+        torch.manual_seed(1000 + index)
+        log_vars = model.train_step(batch(index * size + rank), wrapped_optim)
+        record['losses'].append(float(log_vars['loss']))
+    record['after'] = {name: full(param) for name, param in model.module.named_parameters()}
+    record['buffers'] = {name: full(buffer) for name, buffer in model.module.named_buffers()}
+    return record
+
+
+def compare(found: Record, reference: Record) -> dict[str, float]:
+    """Measure the distances of the design's table "Equal to what, within what"."""
+    assert found['grads'].keys() == reference['grads'].keys()
+    missing = [n for n, g in found['grads'].items() if (g is None) != (reference['grads'][n] is None)]
+    assert not missing, f'gradients on one side only: {missing}'
+    grads = {name: grad for name, grad in reference['grads'].items() if grad is not None}
+    total = torch.stack([grad.norm() for grad in grads.values()]).norm()
+    moved = {name: reference['after'][name] - before for name, before in reference['before'].items()}
+    off = {name: found['after'][name] - reference['after'][name] for name in moved}
+    return dict(
+        loss=max(_relative(a, b) for a, b in zip(found['losses'], reference['losses'], strict=True)),
+        norm=max([0.0, *(_relative(a, b) for a, b in zip(found['norms'], reference['norms'], strict=True))]),
+        grad=max(
+            float((found['grads'][name] - grad).norm() / (grad.norm() + 1e-1 * total)) for name, grad in grads.items()
+        ),
+        update=float(_norm(off) / _norm(moved)),
+    )
+
+
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / max(abs(b), 1e-12)
+
+
+def _norm(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.stack([tensor.norm() for tensor in tensors.values()]).norm()
