@@ -1,23 +1,23 @@
-# mmdet's DINO with the digits in COCO's place; two bases may not share keys, hence one above the
-# other.
+# Handwritten digits (tools/dataset_converters/digits_coco.py) in the place of COCO. The detector
+# is this file's base and not its sibling, since two bases of one config may not share a key.
 _base_ = 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'
 
 dataset_type = 'CocoDataset'
 data_root = 'data/digits/'
 metainfo = dict(classes=tuple('0123456789'))
-image_scale = (96, 96)
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True),
-    dict(type='Resize', scale=image_scale, keep_ratio=True),
+    dict(type='Resize', scale=(64, 64), keep_ratio=True),  # no flip: it would make other symbols
     dict(type='PackDetInputs'),
 ]
 test_pipeline = train_pipeline
+
 train_dataloader = dict(
     _delete_=True,
-    batch_size=16,
-    num_workers=0,
+    batch_size=8,
+    num_workers=0,  # loading takes a hundredth of a step
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(
         type=dataset_type,

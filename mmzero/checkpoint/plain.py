@@ -18,10 +18,11 @@ def plain(value: Any, path: str = 'checkpoint') -> Any:
     Returns:
         Any: The plain value; an object that has none becomes None, with a warning that names it.
     """
-    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.Tensor)):
-        return value
+    # numpy's float64 is a float too, but pickles as a numpy object.
     if isinstance(value, np.generic):
         return value.item()
+    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.Tensor)):
+        return value
     if isinstance(value, np.ndarray) and value.dtype.kind in 'biuf':
         return torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, HistoryBuffer):

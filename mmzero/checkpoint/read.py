@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +77,9 @@ def _normalised(loaded: Any, filename: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise CheckpointError(f'{filename} holds a {type(loaded).__name__}, not a dict of weights')
     checkpoint = dict(loaded) if 'state_dict' in loaded else dict(state_dict=loaded.get('model', loaded))
-    checkpoint['state_dict'] = {clean_name(name): value for name, value in checkpoint['state_dict'].items()}
+    # MMEngine's loader sets attributes on the state dict, which a plain dict has not.
+    named = ((clean_name(name), value) for name, value in checkpoint['state_dict'].items())
+    checkpoint['state_dict'] = OrderedDict(named)
     if isinstance(checkpoint.get('message_hub'), dict):
         checkpoint['message_hub'] = message_hub_state(checkpoint['message_hub'])
     return checkpoint

@@ -184,6 +184,78 @@ def ms_deform_attn_backward(
         buffer.copy_(grad)
 
 
+def sigmoid_focal_loss_forward(
+    logits: 'torch.Tensor',
+    target: 'torch.Tensor',
+    weight: 'torch.Tensor',
+    output: 'torch.Tensor',
+    *,
+    gamma: float,
+    alpha: float,
+) -> None:
+    """Sigmoid focal loss (https://arxiv.org/abs/1708.02002), by elements, in plain PyTorch.
+
+    The loss that mmdet's ``FocalLoss`` asks of mmcv on CUDA; on a CPU it has its own.
+
+    Args:
+        logits (torch.Tensor): Shape (samples, classes).
+        target (torch.Tensor): Class of each sample, ``classes`` for background; shape (samples,).
+        weight (torch.Tensor): Weight of each target class, or an empty tensor for none.
+        output (torch.Tensor): Buffer that receives the loss; shape (samples, classes).
+        gamma (float): Exponent of the modulating factor.
+        alpha (float): Weight of the positive elements; the negative ones have ``1 - alpha``.
+    """
+    output.copy_(_sigmoid_focal_loss(logits, target, weight, gamma, alpha))
+
+
+def sigmoid_focal_loss_backward(
+    logits: 'torch.Tensor',
+    target: 'torch.Tensor',
+    weight: 'torch.Tensor',
+    grad_logits: 'torch.Tensor',
+    *,
+    gamma: float,
+    alpha: float,
+) -> None:
+    """Gradient of :func:`sigmoid_focal_loss_forward`, element by element.
+
+    Args:
+        logits (torch.Tensor): As in the forward, and so are the others.
+        target (torch.Tensor): See above.
+        weight (torch.Tensor): See above.
+        grad_logits (torch.Tensor): Buffer that receives the gradient of ``logits``.
+        gamma (float): See above.
+        alpha (float): See above.
+    """
+    import torch
+
+    with torch.enable_grad():
+        logits = logits.detach().requires_grad_()
+        loss = _sigmoid_focal_loss(logits, target, weight, gamma, alpha).sum()
+    grad_logits.copy_(torch.autograd.grad(loss, logits)[0])
+
+
+def _sigmoid_focal_loss(
+    logits: 'torch.Tensor',
+    target: 'torch.Tensor',
+    weight: 'torch.Tensor',
+    gamma: float,
+    alpha: float,
+) -> 'torch.Tensor':
+    from torch.nn import functional
+
+    num_classes = logits.shape[1]
+    positive = functional.one_hot(target, num_classes + 1)[:, :num_classes].to(logits.dtype)
+    probability = logits.sigmoid()
+    miss = (1 - probability) * positive + probability * (1 - positive)
+    balance = alpha * positive + (1 - alpha) * (1 - positive)
+    entropy = functional.binary_cross_entropy_with_logits(logits, positive, reduction='none')
+    loss = balance * miss.pow(gamma) * entropy
+    if weight.numel():
+        loss = loss * weight[target.clamp(max=num_classes - 1)][:, None]
+    return loss
+
+
 def _deformable_attention(
     value: 'torch.Tensor',
     value_spatial_shapes: 'torch.Tensor',
@@ -223,6 +295,8 @@ def _build_info_not_available() -> str:
 _WORKING_OPS: dict[str, Callable[..., Any]] = {
     'ms_deform_attn_forward': ms_deform_attn_forward,
     'ms_deform_attn_backward': ms_deform_attn_backward,
+    'sigmoid_focal_loss_forward': sigmoid_focal_loss_forward,
+    'sigmoid_focal_loss_backward': sigmoid_focal_loss_backward,
     # Not ops: `mmcv.utils.collect_env` asks for them as soon as mmcv.ops can be imported.
     'get_compiler_version': _build_info_not_available,
     'get_compiling_cuda_version': _build_info_not_available,
