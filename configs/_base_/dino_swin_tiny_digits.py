@@ -33,7 +33,9 @@ optim_wrapper = dict(
     paramwise_cfg=dict(_delete_=True, norm_decay_mult=0.0))  # a fresh backbone learns as fast
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, by_epoch=False, end=40),
-    dict(type='CosineAnnealingLR', eta_min=1e-5, end=max_epochs, convert_to_iter_based=True),
+    dict(
+        type='CosineAnnealingLR', eta_min=1e-5, begin=1, end=max_epochs,
+        convert_to_iter_based=True),
 ]
 
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=2))

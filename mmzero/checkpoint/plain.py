@@ -1,11 +1,14 @@
 """Checkpoints made of tensors and plain Python values, so that ``torch.load(weights_only=True)`` reads them."""
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer, print_log
+
+_SCALARS: tuple[type, ...] = (bool, int, float, str, bytes)
 
 
 def plain(value: Any, path: str = 'checkpoint') -> Any:
@@ -18,18 +21,23 @@ def plain(value: Any, path: str = 'checkpoint') -> Any:
     Returns:
         Any: The plain value; an object that has none becomes None, with a warning that names it.
     """
-    # numpy's float64 is a float too, but pickles as a numpy object.
+    # numpy's float64 is a float too, but pickles as a numpy object; likewise members of an IntEnum.
     if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.Tensor)):
+        value = value.item()
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or isinstance(value, torch.Tensor) or type(value) in _SCALARS:
         return value
+    for scalar in _SCALARS:
+        if isinstance(value, scalar):
+            return scalar(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in 'biuf':
         return torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, HistoryBuffer):
         log, count = value.data
         return dict(log_history=plain(log), count_history=plain(count), max_length=value.max_length)
     if isinstance(value, Mapping):
-        return {key: plain(item, f'{path}.{key}') for key, item in value.items()}
+        return {plain(key): plain(item, f'{path}.{key}') for key, item in value.items()}
     if isinstance(value, (list, tuple, set)):
         items = [plain(item, f'{path}[{index}]') for index, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items

@@ -19,11 +19,27 @@ from mmzero.checkpoint.names import clean_name
 from mmzero.checkpoint.plain import message_hub_state
 from mmzero.errors import CheckpointError
 
+
+def _history_method(owner: Any, name: str) -> Any:
+    """Stand in for ``getattr``, by which a pickled HistoryBuffer names its own methods, and allow only that."""
+    if owner is HistoryBuffer and name in ('min', 'max', 'mean', 'current'):
+        return getattr(owner, name)
+    raise pickle.UnpicklingError(f'Unsupported global: getattr of {owner!r} and {name!r}')
+
+
 # What MMEngine's own checkpoints pickle: the message hub's histories, which are numpy arrays.
-ALLOWED = (HistoryBuffer, np.ndarray, np.dtype, *numpy_pickle_globals())
+ALLOWED = (
+    HistoryBuffer,
+    (_history_method, 'builtins.getattr'),
+    np.ndarray,
+    np.dtype,
+    *numpy_pickle_globals(),
+)
 
 # Tensors larger than this stay on rank 0; the others get a placeholder.
 LARGE_NUMEL = 65536
+
+_FORCE_VARIABLES = ('TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD')
 
 
 @contextmanager
@@ -33,17 +49,17 @@ def safe_loading() -> Iterator[None]:
     Yields:
         None: For one rank alone; MMEngine's loaders of URLs do not wait for others inside.
     """
-    variable = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
-    before = os.environ.get(variable)
-    os.environ[variable] = '1'
+    # torch refuses to load where both are set, and the second one is what users of old checkpoints set.
+    before = {name: os.environ.pop(name, None) for name in _FORCE_VARIABLES}
+    os.environ[_FORCE_VARIABLES[0]] = '1'
     try:
         with torch.serialization.safe_globals(list(ALLOWED)), alone_in_checkpoint_io():
             yield
     finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def read_checkpoint(filename: str) -> dict[str, Any]:
@@ -63,13 +79,9 @@ def read_checkpoint(filename: str) -> dict[str, Any]:
             loaded = CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger=None)
     except FileNotFoundError:
         raise CheckpointError(f'no checkpoint at {filename}{_others(filename)}') from None
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f'{filename}: {_unpickling_advice(str(error))}') from None
-    except (RuntimeError, EOFError, OSError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f'{filename} ({_size(filename)}) is damaged or was cut off ({first}); use another one{_others(filename)}'
-        ) from None
+    except Exception as error:
+        # Unpickling what is no pickle may raise anything.
+        raise CheckpointError(f'{filename} ({_size(filename)}) {_advice(error, filename)}') from None
     return _normalised(loaded, filename)
 
 
@@ -111,11 +123,20 @@ def _others(filename: str) -> str:
     return f'; {folder} holds {", ".join(names[-5:])}' if names else ''
 
 
-def _unpickling_advice(message: str) -> str:
-    for line in message.splitlines():
-        if 'GLOBAL' in line or 'Unsupported' in line:
-            return (
-                f'holds Python objects that mmzero does not run ({line.strip()}); load it once where you trust it, '
-                "and save its weights alone: torch.save(dict(state_dict=...), 'weights.pth')"
-            )
-    return f'is not a checkpoint, is damaged or was cut off ({message.splitlines()[0]})'
+def _advice(error: Exception, filename: str) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    refused = [line.strip() for line in lines if 'GLOBAL' in line or 'Unsupported global' in line]
+    if isinstance(error, pickle.UnpicklingError) and refused and _starts_like_a_checkpoint(filename):
+        return (
+            f'holds Python objects that mmzero does not run ({refused[0]}); load it once where you trust it, '
+            "and save its weights alone: torch.save(dict(state_dict=...), 'weights.pth')"
+        )
+    return f'is no checkpoint, is damaged or was cut off ({lines[0]}); use another one{_others(filename)}'
+
+
+def _starts_like_a_checkpoint(filename: str) -> bool:
+    """Whether a file is a zip or a pickle; a text may happen to read as a pickle that names an object."""
+    if not os.path.isfile(filename):
+        return True
+    with open(filename, 'rb') as file:
+        return file.read(2) in (b'PK', b'\x80\x02')

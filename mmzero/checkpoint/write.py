@@ -35,7 +35,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str, backend_args: dict |
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        if os.path.exists(part):
-            os.remove(part)
+    except Exception as error:
         raise CheckpointError(f'could not save {path}: {error}') from error
+    finally:
+        if os.path.isfile(part):
+            os.remove(part)

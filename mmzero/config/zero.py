@@ -135,7 +135,8 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
         ZeroConfig: The config, with defaults where a field has a fault.
     """
     config = read_fields(ZeroConfig, cfg, path, faults)
-    if config.stage > 0:
+    # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
+    if config.stage > 0 and config.stage == cfg.get('stage', config.stage):
         for name in ('broadcast_buffers', 'static_graph'):
             if getattr(config, name):
                 faults.add(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mmzero.errors import near_names
+
 LAUNCHERS = {
     'none': (),
     'pytorch': (('RANK', 'WORLD_SIZE', 'LOCAL_RANK'),),
@@ -31,7 +33,7 @@ def world_size_of(launcher: str) -> int:
         int: The world size; 1 without a launcher.
 
     Raises:
-        ValueError: If the launcher's variables are not set.
+        ValueError: If the launcher is unknown or its variables are not set.
     """
     return _ranks(launcher)[1]
 
@@ -53,6 +55,8 @@ def _ranks(launcher: str) -> tuple[int, int, int]:
         return dist.get_rank(), dist.get_world_size(), int(os.environ.get('LOCAL_RANK', 0))
     if launcher == 'none':
         return 0, 1, 0
+    if launcher not in LAUNCHERS:
+        raise ValueError(f'launcher {launcher!r} is unknown{near_names(launcher, LAUNCHERS)}')
     for names in LAUNCHERS[launcher]:
         if names[0] in os.environ and names[1] in os.environ:
             rank, world_size, local_rank = (int(os.environ.get(name, 0)) for name in names)
@@ -91,8 +95,8 @@ def init_process_group(launcher: str = 'none', backend: str | None = None, **kwa
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **kwargs)
         return
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
-    if launcher == 'slurm':
-        os.environ.setdefault('MASTER_ADDR', _first_slurm_host())
+    if launcher == 'slurm' and 'MASTER_ADDR' not in os.environ:
+        os.environ['MASTER_ADDR'] = _first_slurm_host()
     if port is not None:
         os.environ['MASTER_PORT'] = str(port)
     os.environ.setdefault('MASTER_PORT', '29500')

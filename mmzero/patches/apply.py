@@ -47,7 +47,8 @@ def apply_patches(model: nn.Module, names: Sequence[str] = ()) -> Applied:
         Applied: What matched.
 
     Raises:
-        PlanError: If a name is not in the model, or asks for a region twice.
+        PlanError: If a name is not in the model, or a module's forward was replaced already; nothing is
+            patched then.
     """
     counts: Counter = Counter()
     undos: list[Undo] = []
@@ -56,16 +57,20 @@ def apply_patches(model: nn.Module, names: Sequence[str] = ()) -> Applied:
         if not name or name not in modules:
             raise PlanError(
                 f'activation_checkpointing: {type(model).__name__} has no module {name!r}'
-                f'{near_names(name, modules)}'
+                f'{near_names(name, filter(None, modules))}'
             )
-    for name, module in modules.items():
-        patch = patch_of(module)
-        undo = patch(module) if patch is not None else None
-        if undo is None and name in names:
-            undo = checkpoint_module(module)
-        if undo is not None:
-            counts[type(module).__name__] += 1
-            undos.append(undo)
+    try:
+        for name, module in modules.items():
+            patch = patch_of(module)
+            undo = patch(module) if patch is not None else None
+            if undo is None and name in names:
+                undo = checkpoint_module(module)
+            if undo is not None:
+                counts[type(module).__name__] += 1
+                undos.append(undo)
+    except ValueError as error:
+        Applied(counts, (), undos).undo()
+        raise PlanError(f'activation_checkpointing: {name!r}: {error}') from None
     return Applied(counts, _unpatched(model), undos)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 Undo = Callable[[], None]
@@ -56,16 +56,21 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager, AbstractContex
 
 @contextmanager
 def _keep_running_statistics(module: nn.Module) -> Iterator[None]:
-    """Let BatchNorm normalise by the batch again, but count the batch only once."""
-    norms = [
-        layer
+    """Let norms with running statistics count a batch once: the recompute updates copies.
+
+    The copies stand in the originals' places because torch keeps them for backward, and a recompute has to keep
+    what the forward kept.
+    """
+    kept = [
+        (layer._buffers, name, layer._buffers[name])
         for layer in module.modules()
-        if isinstance(layer, _BatchNorm) and layer.training and layer.track_running_stats
+        if isinstance(layer, _NormBase) and layer.training
+        for name in ('running_mean', 'running_var', 'num_batches_tracked')
     ]
-    for layer in norms:
-        layer.track_running_stats = False
+    for buffers, name, tensor in kept:
+        buffers[name] = None if tensor is None else tensor.clone()
     try:
         yield
     finally:
-        for layer in norms:
-            layer.track_running_stats = True
+        for buffers, name, tensor in kept:
+            buffers[name] = tensor

@@ -22,13 +22,17 @@ class ModuleClassPolicy:
             imported, so that a config works without the package that defines them.
 
     Raises:
-        PlanError: When called with a model in which a class does not occur.
+        ValueError: If no class is named.
+        PlanError: When called with a model in which a class does not occur, or holds no parameters.
     """
 
     def __init__(self, classes: Sequence[str]) -> None:
-        if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        names = (
+            list(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else []
+        )
+        if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f'classes: expected a list of class names; got {classes!r}')
-        self.classes = tuple(classes)
+        self.classes = tuple(names)
 
     def __call__(self, model: nn.Module) -> WrapPlan:
         """Choose the units.
@@ -39,16 +43,34 @@ class ModuleClassPolicy:
         Returns:
             WrapPlan: The plan.
         """
-        bases = {name: _class_names(module) for name, module in model.named_modules() if name}
-        present = set().union(*bases.values()) if bases else set()
-        missing = [name for name in self.classes if name not in present]
-        if missing:
-            known = {type(module).__name__ for module in model.modules()}
-            hints = ' '.join(f'{name!r}{near_names(name, known)}' for name in missing)
-            raise PlanError(f'no module of {type(model).__name__} is of the class {hints}')
+        modules = {name: module for name, module in model.named_modules() if name}
+        bases = {name: _class_names(module) for name, module in modules.items()}
+        self._check_present(model, modules, bases)
         units = [name for name, classes in bases.items() if classes.intersection(self.classes)]
         return make_plan(model, units, f'ModuleClassPolicy({", ".join(self.classes)})')
+
+    def _check_present(
+        self, model: nn.Module, modules: dict[str, nn.Module], bases: dict[str, set[str]]
+    ) -> None:
+        present = set().union(*bases.values())
+        missing = [name for name in self.classes if name not in present]
+        if missing:
+            known = {type(module).__name__ for module in modules.values()}
+            hints = ' '.join(f'{name!r}{near_names(name, known)}' for name in missing)
+            raise PlanError(f'no module of {type(model).__name__} is of the class {hints}')
+        filled = set().union(
+            *(bases[name] for name, module in modules.items() if _has_parameters(module))
+        )
+        empty = [name for name in self.classes if name not in filled]
+        if empty:
+            raise PlanError(
+                f'modules of the class {", ".join(map(repr, empty))} hold no parameters; leave it out'
+            )
 
 
 def _class_names(module: nn.Module) -> set[str]:
     return {base.__name__ for base in type(module).__mro__}
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None

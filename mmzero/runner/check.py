@@ -104,7 +104,7 @@ def _check_model(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
     try:
         apply_patches(model, config.activation_checkpointing).undo()
     except (PlanError, ValueError) as error:
-        faults.add('activation_checkpointing', str(error))
+        faults.add('activation_checkpointing', str(error).removeprefix('activation_checkpointing: '))
     on_cpu = not torch.cuda.is_available()
     if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
         faults.add('sync_bn' if cfg.get('sync_bn') else 'model', 'SyncBatchNorm needs GPUs; use BatchNorm (BN) on CPUs')

@@ -45,7 +45,12 @@ class ZeroModelWrapper(nn.Module):
         _check_mesh(self.config, faults)
         faults.raise_if_any()
         self.patched = apply_patches(module, self.config.activation_checkpointing)
-        self.plan: WrapPlan = build_policy(self.config.wrap_policy)(module)
+        try:
+            self.plan: WrapPlan = build_policy(self.config.wrap_policy)(module)
+        except Exception:
+            # The user mends the policy and wraps the same model again.
+            self.patched.undo()
+            raise
         self._announce()
         self.engine = build_engine(self.config)
         self.engine.shard(module, self.plan)

@@ -1,5 +1,7 @@
 """The same training under stock DDP and under the pair, recorded for comparison."""
 
+import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
 
 Record = dict[str, Any]
+_numbers = itertools.count()
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
@@ -46,8 +49,9 @@ def train(
     Every rank gets its own data; the random state of each step is set, so that noise does not depend on the engine.
     """
     torch.manual_seed(0)
-    hub = MessageHub.get_instance(f'hub{id(object())}')
-    model, wrapped_optim = build_pair(build(), optimizer, wrapper or {}, dict(optim or {}))
+    hub = MessageHub(f'training {next(_numbers)}')
+    # MMEngine takes keys out of the dicts that it is given.
+    model, wrapped_optim = build_pair(build(), optimizer, wrapper or {}, copy.deepcopy(optim or {}))
     wrapped_optim.message_hub = hub
     wrapped_optim.initialize_count_status(model, 0, steps)
     names = [name for name, _ in model.module.named_parameters()]

@@ -1,0 +1,177 @@
+"""``model_wrapper_cfg``: what it takes, what it refuses, and that it refuses everything at once."""
+
+import copy
+
+import pytest
+import torch
+
+from mmzero.config import Faults, MeshConfig, ZeroConfig, read_zero_config
+from mmzero.errors import ConfigError
+
+PATH = 'model_wrapper_cfg'
+
+
+def read(**cfg):
+    """Read fields, raising what is wrong."""
+    faults = Faults()
+    config = read_zero_config(cfg, PATH, faults)
+    faults.raise_if_any()
+    return config
+
+
+def faults_of(**cfg):
+    """Read fields and return the faults."""
+    faults = Faults()
+    read_zero_config(cfg, PATH, faults)
+    return faults.lines
+
+
+def test_defaults():
+    config = read()
+    assert config == ZeroConfig()
+    assert (config.stage, config.engine, config.wrap_policy) == (3, 'fsdp2', None)
+    assert config.mesh.sizes(4) == (1, 4)
+    assert config.precision.reduce_dtype == torch.float32
+
+
+def test_all_faults_in_one_error():
+    with pytest.raises(ConfigError, match='5 faults in the config') as caught:
+        read(
+            stage=4,
+            wrap_polic='x',
+            mesh=dict(shard=0, shards=2),
+            precision=dict(param_dtype='bfloat'),
+        )
+    paths = {fault.split(': ')[0] for fault in caught.value.faults}
+    assert paths == {
+        f'{PATH}.stage',
+        f'{PATH}.wrap_polic',
+        f'{PATH}.mesh.shard',
+        f'{PATH}.mesh.shards',
+        f'{PATH}.precision.param_dtype',
+    }
+
+
+@pytest.mark.parametrize(
+    ('cfg', 'fault'),
+    [
+        (dict(stage=4), 'stage: got 4; allowed: 0, 1, 2, 3'),
+        (dict(stage=True), 'stage: got True; allowed: 0, 1, 2, 3'),
+        (dict(stage='3'), "stage: got '3'; allowed: 0, 1, 2, 3"),
+        (dict(stage=1.0), 'stage: got 1.0; allowed: 0, 1, 2, 3'),
+        (dict(engine='fsdp'), "engine: got 'fsdp'; allowed: 'fsdp2'"),
+        (dict(engine='deepspeed'), "'deepspeed' is not supported yet; allowed: 'fsdp2'"),
+        (dict(wrap_polic=1), "wrap_polic: unknown field; did you mean 'wrap_policy'?"),
+        (dict(qqq=1), 'qqq: unknown field; known are: activation_checkpointing, '),
+        (dict(mesh=4), 'mesh: got 4; expected a dict'),
+        (dict(mesh=None), 'mesh: got None; expected a dict'),
+        (dict(mesh=dict(shard='4')), "mesh.shard: got '4'; allowed: a positive integer, or -1"),
+        (dict(mesh=dict(shard=True)), 'mesh.shard: got True; allowed: a positive integer'),
+        (dict(mesh=dict(replicate=0)), 'mesh.replicate: got 0; allowed: a positive integer'),
+        (dict(mesh=dict(replicas=2)), "mesh.replicas: unknown field; did you mean 'replicate'?"),
+        (dict(precision='bfloat16'), "precision: got 'bfloat16'; expected a dict"),
+        (dict(precision=dict(param_dtype='bf16')), "param_dtype: got 'bf16'; expected None or"),
+        (dict(precision=dict(param_dtype=16)), 'precision.param_dtype: got 16; expected None or'),
+        (dict(precision=dict(reduce_dtype='bfloat')), "did you mean 'bfloat16' or"),
+        (
+            dict(precision=dict(param_dtype='float16')),
+            "float16 is not supported yet; use 'bfloat16'",
+        ),
+        (dict(precision=dict(param_dtype=torch.float16)), "use 'bfloat16'"),
+        (
+            dict(activation_checkpointing=[1]),
+            'activation_checkpointing: got [1]; expected a list of',
+        ),
+        (dict(activation_checkpointing=dict(policy='x')), 'the dict form is not supported yet'),
+        (dict(find_unused_parameters=1), 'find_unused_parameters: got 1; allowed: True, False'),
+        (dict(static_graph='no'), "static_graph: got 'no'; allowed: None, True, False"),
+    ],
+)
+def test_fault(cfg, fault):
+    (line,) = faults_of(**cfg)
+    assert line.startswith(f'{PATH}.{next(iter(cfg))}')
+    assert fault in line
+
+
+@pytest.mark.parametrize(
+    ('cfg', 'path'),
+    [
+        (dict(overrides=[]), 'overrides'),
+        (dict(offload=dict(params='cpu')), 'offload'),
+        (dict(engine_options={}), 'engine_options'),
+        (dict(precision=dict(keep_fp32=['norm'])), 'precision.keep_fp32'),
+    ],
+)
+def test_planned_field_is_refused_by_name(cfg, path):
+    assert faults_of(**cfg) == [f'{PATH}.{path}: is not supported yet; remove it']
+
+
+@pytest.mark.parametrize('name', ['broadcast_buffers', 'static_graph'])
+@pytest.mark.parametrize('stage', [1, 2, 3])
+def test_argument_of_ddp_needs_stage_0(name, stage):
+    fault = f'{PATH}.{name}: is an argument of DDP and needs stage=0; got stage={stage}'
+    assert faults_of(stage=stage, **{name: True}) == [fault]
+    assert faults_of(stage=stage, **{name: False}) == []
+    assert getattr(read(stage=0, **{name: True}), name) is True
+
+
+def test_wrong_stage_is_the_only_fault_of_ddp_arguments():
+    (line,) = faults_of(stage='0', broadcast_buffers=True)
+    assert line.startswith(f'{PATH}.stage: ')
+
+
+def test_find_unused_parameters_is_taken_at_every_stage():
+    assert all(read(stage=s, find_unused_parameters=True).find_unused_parameters for s in range(4))
+
+
+@pytest.mark.parametrize('given', ['bfloat16', 'torch.bfloat16', torch.bfloat16])
+def test_dtypes_by_name_or_as_dtype(given):
+    assert read(precision=dict(param_dtype=given)).precision.param_dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize('given', ['backbone', ['backbone'], ('backbone',)])
+def test_module_names(given):
+    assert read(activation_checkpointing=given).activation_checkpointing == ('backbone',)
+
+
+def test_users_dict_is_not_changed():
+    cfg = dict(
+        stage=2,
+        mesh=dict(replicate=2),
+        precision=dict(param_dtype='bfloat16'),
+        wrap_policy=dict(type='ModuleClassPolicy', classes=['Block']),
+        activation_checkpointing=['blocks.0'],
+    )
+    before = copy.deepcopy(cfg)
+    read_zero_config(cfg, PATH, Faults())
+    assert cfg == before
+
+
+@pytest.mark.parametrize(
+    ('replicate', 'shard', 'world_size', 'sizes'),
+    [
+        (1, -1, 8, (1, 8)),
+        (2, -1, 8, (2, 4)),
+        (-1, 2, 8, (4, 2)),
+        (-1, 8, 8, (1, 8)),
+        (2, 4, 8, (2, 4)),
+        (1, -1, 1, (1, 1)),
+    ],
+)
+def test_mesh_sizes(replicate, shard, world_size, sizes):
+    assert MeshConfig(replicate, shard).sizes(world_size) == sizes
+
+
+@pytest.mark.parametrize(
+    ('replicate', 'shard', 'world_size', 'message'),
+    [
+        (-1, -1, 4, 'both -1; give one of them'),
+        (3, -1, 4, r'3 x 1 = 3 does not fill 4 rank\(s\); give sizes whose product is 4'),
+        (-1, 3, 4, r'1 x 3 = 3 does not fill 4 rank'),
+        (2, 4, 4, r'2 x 4 = 8 does not fill 4 rank'),
+        (8, -1, 4, r'8 x 1 = 8 does not fill 4 rank'),
+    ],
+)
+def test_mesh_that_does_not_fill_the_world(replicate, shard, world_size, message):
+    with pytest.raises(ValueError, match=message):
+        MeshConfig(replicate, shard).sizes(world_size)

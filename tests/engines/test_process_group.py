@@ -1,0 +1,134 @@
+"""World size and rank from every launcher, and the group of one."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mmzero.engines import LAUNCHERS, init_process_group, process_group, rank_of, world_size_of
+
+OPEN_MPI = ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK')
+SETS = [
+    ('pytorch', ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')),
+    ('slurm', ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID')),
+    ('mpi', OPEN_MPI),
+    ('mpi', ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID')),
+]
+
+
+@pytest.fixture(autouse=True)
+def env(monkeypatch):
+    """An environment without any launcher; gives a function that sets variables."""
+    names = {name for sets in LAUNCHERS.values() for names in sets for name in names}
+    for name in (*names, 'MASTER_ADDR', 'MASTER_PORT'):
+        monkeypatch.delenv(name, raising=False)
+
+    def set_all(**values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, str(value))
+
+    return set_all
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """What would be passed to torch's init_process_group, on a machine without a GPU."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    monkeypatch.setattr(
+        process_group.dist,
+        'init_process_group',
+        lambda *args, **kwargs: calls.append((args, kwargs)),
+    )
+    return calls
+
+
+def test_none_is_alone(env):
+    env(RANK=3, WORLD_SIZE=4, LOCAL_RANK=3)
+    assert (rank_of('none'), world_size_of('none')) == (0, 1)
+
+
+@pytest.mark.parametrize(('launcher', 'names'), SETS)
+def test_launcher(env, launcher, names):
+    env(**dict(zip(names, (5, 8, 1), strict=True)))
+    assert (rank_of(launcher), world_size_of(launcher)) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ('launcher', 'names', 'starter'),
+    [
+        ('pytorch', 'RANK/WORLD_SIZE/LOCAL_RANK', 'torchrun'),
+        ('slurm', 'SLURM_PROCID/SLURM_NTASKS/SLURM_LOCALID', 'srun'),
+        ('mpi', f'{"/".join(OPEN_MPI)} or PMI_RANK/PMI_SIZE/MPI_LOCALRANKID', 'mpirun'),
+    ],
+)
+@pytest.mark.parametrize('function', [rank_of, world_size_of, init_process_group])
+def test_missing_variables_are_named_with_the_starter(function, launcher, names, starter):
+    message = (
+        f"launcher '{launcher}' sets {names}, which .* through {starter}, or leave --launcher out"
+    )
+    with pytest.raises(ValueError, match=message):
+        function(launcher)
+
+
+def test_half_of_the_variables_is_not_enough(env):
+    env(RANK=0)
+    with pytest.raises(ValueError, match='through torchrun'):
+        world_size_of('pytorch')
+
+
+def test_unknown_launcher_is_named():
+    with pytest.raises(ValueError, match="launcher 'torchrun' is unknown; did you mean 'pytorch'"):
+        world_size_of('torchrun')
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='the backend of a machine without a GPU')
+@pytest.mark.parametrize('backend', [None, 'gloo', 'nccl'])
+def test_group_of_one(group, env, backend):
+    init_process_group('none', backend)
+    assert (dist.get_backend(), dist.get_rank(), dist.get_world_size()) == ('gloo', 0, 1)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total == 1
+    # A group that is there decides, whatever the environment says.
+    env(RANK=3, WORLD_SIZE=4)
+    assert (rank_of('pytorch'), world_size_of('pytorch')) == (0, 1)
+
+
+def test_existing_group_is_kept(group):
+    init_process_group('none')
+    before = dist.group.WORLD
+    init_process_group('pytorch')
+    assert dist.group.WORLD is before
+
+
+@pytest.mark.parametrize(('launcher', 'names'), SETS)
+def test_joins_with_torchs_variables_set(env, joined, monkeypatch, launcher, names):
+    env(RANK='', WORLD_SIZE='', LOCAL_RANK='', MASTER_PORT='')  # restored afterwards
+    for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_PORT'):
+        monkeypatch.delenv(name)
+    env(**dict(zip(names, (5, 8, 1), strict=True)), MASTER_ADDR='host')
+    init_process_group(launcher, 'nccl', timeout=90, port=1234, init_backend='torch')
+    ((args, kwargs),) = joined
+    assert args == ('gloo',)
+    assert list(kwargs) == ['timeout']
+    assert kwargs['timeout'].total_seconds() == 90
+    variables = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')
+    assert [process_group.os.environ[name] for name in variables] == ['5', '8', '1', 'host', '1234']
+
+
+def test_slurm_asks_for_the_first_host(env, joined, monkeypatch):
+    env(SLURM_PROCID=0, SLURM_NTASKS=2, SLURM_LOCALID=0, SLURM_NODELIST='n[1-2]')
+    env(RANK='', WORLD_SIZE='', LOCAL_RANK='', MASTER_PORT='9', MASTER_ADDR='x')
+    monkeypatch.delenv('MASTER_ADDR')
+    monkeypatch.setattr(process_group, '_first_slurm_host', lambda: 'n1')
+    init_process_group('slurm')
+    assert process_group.os.environ['MASTER_ADDR'] == 'n1'
+    assert process_group.os.environ['MASTER_PORT'] == '9'
+
+
+def test_address_is_asked_for(env, joined):
+    env(OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=2, RANK='', WORLD_SIZE='', LOCAL_RANK='')
+    env(MASTER_PORT='9')
+    with pytest.raises(ValueError, match="launcher 'mpi': set MASTER_ADDR to the address"):
+        init_process_group('mpi')
+    assert not joined

@@ -1,0 +1,62 @@
+"""The ``wrap_policy`` field."""
+
+import pytest
+
+from mmzero.policies import ModuleClassPolicy, build_policy, make_plan
+from mmzero.registry import WRAP_POLICIES
+
+BLOCKS = dict(type='ModuleClassPolicy', classes=['Block'])
+
+
+@pytest.fixture
+def registered():
+    """A policy without arguments, registered under a name of its own for one test."""
+
+    class WholePolicy:
+        def __call__(self, model):
+            return make_plan(model, (), 'whole')
+
+    WRAP_POLICIES.register_module(module=WholePolicy)
+    yield WholePolicy
+    del WRAP_POLICIES.module_dict['WholePolicy']
+
+
+def test_none_is_one_unit(net):
+    (root,) = build_policy(None)(net).units
+    assert len(root.params) == len(list(net.parameters()))
+
+
+@pytest.mark.parametrize(
+    'kind', ['ModuleClassPolicy', 'mmzero.ModuleClassPolicy', ModuleClassPolicy]
+)
+def test_dict(net, kind):
+    cfg = dict(BLOCKS, type=kind)
+    before = dict(cfg)
+    assert len(build_policy(cfg)(net).units) == 4
+    assert cfg == before
+
+
+def test_name(net, registered):
+    assert isinstance(build_policy('WholePolicy'), registered)
+
+
+def test_callable_is_used_as_it_is():
+    policy = ModuleClassPolicy(['Block'])
+    assert build_policy(policy) is policy
+
+
+@pytest.mark.parametrize(
+    ('cfg', 'message'),
+    [
+        ('ModulClassPolicy', "no wrap policy 'ModulClassPolicy'; did you mean 'ModuleClassPolicy'"),
+        (dict(BLOCKS, type='Nope'), "no wrap policy 'Nope'; known are: .*ModuleClassPolicy"),
+        (dict(BLOCKS, klasses=[]), "unexpected keyword argument 'klasses'"),
+        (dict(type='ModuleClassPolicy'), "missing 1 required positional argument: 'classes'"),
+        (dict(type='ModuleClassPolicy', classes='Block'), 'expected a list of class names'),
+        (dict(classes=['Block']), r"a dict with type, such as dict\(type='ModuleClassPolicy'"),
+        (3, "expected a policy's name"),
+    ],
+)
+def test_refused(cfg, message):
+    with pytest.raises(ValueError, match=message):
+        build_policy(cfg)

@@ -1,0 +1,101 @@
+"""Step 1 lists every fault of a config at once, and touches no process group."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from mmengine.registry import RUNNERS
+
+import mmzero  # noqa: F401
+from mmzero.errors import ConfigError
+from tests.runs import digits_config
+
+
+@pytest.fixture
+def config(digits: str, tmp_path: Any) -> Any:
+    return digits_config(digits, str(tmp_path))
+
+
+def faults_of(cfg: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        RUNNERS.build(cfg)
+    assert not dist.is_initialized()
+    return str(caught.value)
+
+
+def test_all_faults_come_in_one_error(config: Any) -> None:
+    config.merge_from_dict(
+        {
+            'model_wrapper_cfg.stage': 4,
+            'model_wrapper_cfg.mehs': dict(shard=2),
+            'model_wrapper_cfg.mesh': dict(shard=3),
+            'model_wrapper_cfg.precision': dict(reduce_dtype='float31'),
+            'model_wrapper_cfg.wrap_policy.classes': ['SwinBlok'],
+            'optim_wrapper.clip_gard': dict(max_norm=1),
+            'optim_wrapper.dtype': 'float16',
+            'load_from': 'nowhere.pth',
+            'train_dataloader.dataset.ann_file': 'annotations/trian.json',
+            'activation_checkpointing': ['bakbone'],
+            'launcher': 'slrum',
+        }
+    )
+    text = faults_of(config)
+    for part in (
+        'model_wrapper_cfg.stage: got 4; allowed: 0, 1, 2, 3',
+        "model_wrapper_cfg.mehs: unknown field; did you mean 'mesh'?",
+        'model_wrapper_cfg.precision.reduce_dtype: got',
+        "did you mean 'SwinBlock'",
+        "optim_wrapper.clip_gard: unknown field; did you mean 'clip_grad'?",
+        'float16 is not supported yet',
+        'load_from: no checkpoint at nowhere.pth',
+        'train_dataloader.dataset.ann_file: no file at',
+        "activation_checkpointing: DINO has no module 'bakbone'; did you mean 'backbone'",
+        "launcher: got 'slrum'; did you mean 'slurm'?",
+    ):
+        assert part in text, text
+
+
+@pytest.mark.parametrize(
+    'changes, wanted',
+    [
+        (dict(model_wrapper_cfg=None), 'model_wrapper_cfg: is missing'),
+        ({'model_wrapper_cfg.type': 'MMDistributedDataParallel'}, "needs 'ZeroModelWrapper'"),
+        ({'model_wrapper_cfg.mesh': dict(replicate=2)}, 'does not fill 1 rank'),
+        ({'optim_wrapper.type': 'ApexOptimWrapper'}, "'ApexOptimWrapper' is not supported"),
+        ({'optim_wrapper.loss_scale': 512.0}, 'optim_wrapper.loss_scale: got 512.0'),
+        (dict(strategy=dict(type='FSDPStrategy')), 'strategy: belongs to FlexibleRunner'),
+        (dict(compile=True), 'compile: is not supported yet'),
+        (dict(custom_hooks=[dict(type='EMAHook')]), r'custom_hooks[0]: EMAHook'),
+        ({'model_wrapper_cfg.offload': dict(params='cpu')}, 'model_wrapper_cfg.offload: is not supported yet'),
+        ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
+        (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
+        ({'model.backbone.type': 'SwimTransformer'}, 'model: cannot be built'),
+    ],
+)
+def test_what_is_refused(config: Any, changes: dict, wanted: str) -> None:
+    if changes.get('model_wrapper_cfg', '') is None:
+        config.pop('model_wrapper_cfg')
+    else:
+        config.merge_from_dict(changes)
+    assert wanted in faults_of(config)
+
+
+def test_the_users_config_is_not_changed(config: Any) -> None:
+    config.merge_from_dict({'model_wrapper_cfg.stage': 4, 'activation_checkpointing': ['backbone']})
+    before = copy.deepcopy(config.to_dict())
+    faults_of(config)
+    assert config.to_dict() == before
+
+
+def test_sync_bn_on_a_cpu(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('RANK', '0')
+    monkeypatch.setenv('WORLD_SIZE', '1')
+    config.merge_from_dict(dict(sync_bn='torch', launcher='pytorch'))
+    assert 'sync_bn: SyncBatchNorm needs GPUs' in faults_of(config)
+
+
+def test_torchrun_without_a_launcher(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('TORCHELASTIC_RUN_ID', 'none')
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    assert 'add --launcher pytorch' in faults_of(config)

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Train on several GPUs of one node, or of NNODES nodes (run it on each with its NODE_RANK).
+#
+#   tools/dist_train.sh CONFIG GPUS_PER_NODE [arguments of tools/train.py]
+set -euo pipefail
+
+if (( $# < 2 )); then
+    echo "usage: [NNODES=1 NODE_RANK=0 MASTER_ADDR=127.0.0.1 PORT=29500] $0 CONFIG GPUS [ARGS ...]" >&2
+    exit 2
+fi
+config=$1 gpus=$2
+shift 2
+
+tools=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# Without an installation too: mmzero lies beside tools/.
+export PYTHONPATH="$tools/..${PYTHONPATH:+:$PYTHONPATH}"
+
+exec python3 -m torch.distributed.run \
+    --nnodes "${NNODES:-1}" \
+    --node-rank "${NODE_RANK:-0}" \
+    --master-addr "${MASTER_ADDR:-127.0.0.1}" \
+    --master-port "${PORT:-29500}" \
+    --nproc-per-node "$gpus" \
+    "$tools/train.py" "$config" --launcher pytorch "$@"
