@@ -46,6 +46,8 @@ setup(
         'mmengine>=0.10.7',
         'addict',
         'yapf',
+        # MMEngine finds `mmdet::` configs through pkg_resources, which 82 dropped.
+        'setuptools<82',
     ],
     extras_require={
         # The full mmcv of the same versions may take the place of mmcv-lite, and has to where a

@@ -30,9 +30,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--config', type=Path, default=CONFIG, help='config file')
     parser.add_argument('--work-dir', type=Path, help='folder for logs, checkpoints and pictures')
     parser.add_argument('--nproc', type=int, help='processes; default: one a GPU, or 2 on CPUs')
-    parser.add_argument(
-        '--cfg-options', nargs='+', default=[], help='passed on to tools/train.py, as key=value'
-    )
+    parser.add_argument('--cfg-options', nargs='+', default=[], help='passed on to tools/train.py, as key=value')
     args = parser.parse_args()
     args.config = args.config.resolve()
     args.work_dir = (args.work_dir or ROOT / 'work_dirs' / args.config.stem).resolve()

@@ -23,9 +23,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--work-dir', help='folder for logs and metrics')
     parser.add_argument('--out', help='write the predictions to this .pkl file')
     parser.add_argument('--show', action='store_true', help='show each image with its predictions')
-    parser.add_argument(
-        '--show-dir', help='write these images to this folder, below the work dir and the time'
-    )
+    parser.add_argument('--show-dir', help='write these images to this folder, below the work dir and the time')
     parser.add_argument('--wait-time', type=float, default=2, help='seconds that --show waits')
     parser.add_argument(
         '--cfg-options',

@@ -25,7 +25,9 @@ train_dataloader = dict(
         metainfo=metainfo,
         ann_file='annotations/train.json',
         data_prefix=dict(img='train/'),
-        pipeline=train_pipeline))
+        pipeline=train_pipeline,
+    ),
+)
 val_dataloader = dict(
     _delete_=True,
     batch_size=10,
@@ -38,7 +40,9 @@ val_dataloader = dict(
         ann_file='annotations/val.json',
         data_prefix=dict(img='val/'),
         test_mode=True,
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 test_dataloader = val_dataloader
 
 val_evaluator = dict(type='CocoMetric', ann_file=data_root + 'annotations/val.json', metric='bbox')

@@ -18,24 +18,24 @@ model = dict(
         drop_path_rate=0.0,
         out_indices=(1, 2),
         with_cp=True,
-        init_cfg=None),
+        init_cfg=None,
+    ),
     neck=dict(in_channels=[64, 128], num_outs=levels),
-    encoder=dict(num_layers=2, layer_cfg=dict(self_attn_cfg=attention, ffn_cfg=ffn)),
+    encoder=dict(num_layers=1, layer_cfg=dict(self_attn_cfg=attention, ffn_cfg=ffn)),
     decoder=dict(num_layers=2, layer_cfg=dict(cross_attn_cfg=attention, ffn_cfg=ffn)),
     bbox_head=dict(num_classes=10, loss_cls=dict(loss_weight=2.0)),
     dn_cfg=dict(group_cfg=dict(num_dn_queries=20)),
-    test_cfg=dict(max_per_img=25))
+    test_cfg=dict(max_per_img=25),
+)
 
 max_epochs = 3
 train_cfg = dict(max_epochs=max_epochs)
 optim_wrapper = dict(
-    optimizer=dict(lr=1e-3),
-    paramwise_cfg=dict(_delete_=True, norm_decay_mult=0.0))  # a fresh backbone learns as fast
+    optimizer=dict(lr=1.5e-3), paramwise_cfg=dict(_delete_=True, norm_decay_mult=0.0)
+)  # a fresh backbone learns as fast
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.05, by_epoch=False, end=40),
-    dict(
-        type='CosineAnnealingLR', eta_min=1e-5, begin=1, end=max_epochs,
-        convert_to_iter_based=True),
+    dict(type='LinearLR', start_factor=0.05, by_epoch=False, end=30),
+    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=1, end=max_epochs, convert_to_iter_based=True),
 ]
 
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=2))

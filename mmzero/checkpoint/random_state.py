@@ -15,7 +15,8 @@ def random_state() -> dict[str, Any]:
         dict: States of Python, numpy, torch and this rank's GPU where there is one.
     """
     version, numbers, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    legacy: Any = np.random.get_state()
+    name, keys, position, has_gauss, cached = legacy
     state = dict(
         python=(version, torch.tensor(numbers, dtype=torch.int64), gauss),
         numpy=(name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),

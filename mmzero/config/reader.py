@@ -42,7 +42,8 @@ class Faults:
 def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
     """Read a mapping into a dataclass whose fields carry a ``read`` function in their metadata.
 
-    Names in the class's ``PLANNED`` are refused as not supported yet. The mapping is not changed. A field with a fault keeps its default, so that reading goes on.
+    Names in the class's ``PLANNED`` are refused as not supported yet. The mapping is not changed. A field with a
+    fault keeps its default, so that reading goes on.
 
     Args:
         cls (type): The dataclass.
@@ -57,7 +58,7 @@ def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
         faults.add(path, f'got {cfg!r}; expected a dict')
         return cls()
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in cfg.items():
         if name in getattr(cls, 'PLANNED', ()):
             faults.add(f'{path}.{name}', 'is not supported yet; remove it')

@@ -139,7 +139,5 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     if config.stage > 0 and config.stage == cfg.get('stage', config.stage):
         for name in ('broadcast_buffers', 'static_graph'):
             if getattr(config, name):
-                faults.add(
-                    f'{path}.{name}', f'is an argument of DDP and needs stage=0; got stage={config.stage}'
-                )
+                faults.add(f'{path}.{name}', f'is an argument of DDP and needs stage=0; got stage={config.stage}')
     return config

@@ -5,4 +5,13 @@ from mmzero.engines.build import build_engine
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, rank_of, world_size_of
 from mmzero.engines.rank0 import on_rank0
 
-__all__ = ['LAUNCHERS', 'Engine', 'build_engine', 'engine_of', 'init_process_group', 'on_rank0', 'rank_of', 'world_size_of']
+__all__ = [
+    'LAUNCHERS',
+    'Engine',
+    'build_engine',
+    'engine_of',
+    'init_process_group',
+    'on_rank0',
+    'rank_of',
+    'world_size_of',
+]

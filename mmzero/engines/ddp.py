@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from mmzero.engines.base import Engine
 from mmzero.engines.materialize import (
@@ -25,6 +26,7 @@ class DDPEngine(Engine):
 
     shards = False
 
+    @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         check_same_model(model)
         materialize_buffers(model, self.device)
@@ -47,12 +49,15 @@ class DDPEngine(Engine):
             init_sync=False,
         )
 
+    @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
 
+    @override
     def micro_step(self, is_last: bool) -> None:
         if isinstance(self._forward, DistributedDataParallel):
             self._forward.require_backward_grad_sync = is_last
 
+    @override
     def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
         return torch.nn.utils.clip_grad_norm_(params, **kwargs)

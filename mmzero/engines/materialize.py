@@ -83,9 +83,7 @@ def parameter_slots(model: nn.Module) -> Slots:
     return slots
 
 
-def materialize_parameters(
-    params: Iterable[nn.Parameter], slots: Slots, device: torch.device
-) -> list[nn.Parameter]:
+def materialize_parameters(params: Iterable[nn.Parameter], slots: Slots, device: torch.device) -> list[nn.Parameter]:
     """Make parameters real on the device, with rank 0's values. Collective.
 
     Args:

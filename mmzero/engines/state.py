@@ -88,9 +88,7 @@ def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     state: dict[int, dict[str, Any]] = {}
     for index in sorted(packed['state']):
         entries = packed['state'][index]
-        state[index] = {
-            name: gather(value) if isinstance(value, Tensor) else value for name, value in entries.items()
-        }
+        state[index] = {name: gather(value) if isinstance(value, Tensor) else value for name, value in entries.items()}
     return dict(state=state, param_groups=packed['param_groups']) if dist.get_rank() == 0 else {}
 
 

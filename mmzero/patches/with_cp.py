@@ -26,10 +26,10 @@ def with_cp_block(module: nn.Module) -> Callable[[], None] | None:
     if not getattr(module, 'with_cp', False):
         return None
     undo_checkpoint = checkpoint_module(module)
-    module.with_cp = False
+    module.with_cp = False  # type: ignore[assignment]
 
     def undo() -> None:
         undo_checkpoint()
-        module.with_cp = True
+        module.with_cp = True  # type: ignore[assignment]
 
     return undo

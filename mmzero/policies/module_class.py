@@ -27,9 +27,7 @@ class ModuleClassPolicy:
     """
 
     def __init__(self, classes: Sequence[str]) -> None:
-        names = (
-            list(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else []
-        )
+        names = list(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else []
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f'classes: expected a list of class names; got {classes!r}')
         self.classes = tuple(names)
@@ -49,23 +47,17 @@ class ModuleClassPolicy:
         units = [name for name, classes in bases.items() if classes.intersection(self.classes)]
         return make_plan(model, units, f'ModuleClassPolicy({", ".join(self.classes)})')
 
-    def _check_present(
-        self, model: nn.Module, modules: dict[str, nn.Module], bases: dict[str, set[str]]
-    ) -> None:
+    def _check_present(self, model: nn.Module, modules: dict[str, nn.Module], bases: dict[str, set[str]]) -> None:
         present = set().union(*bases.values())
         missing = [name for name in self.classes if name not in present]
         if missing:
             known = {type(module).__name__ for module in modules.values()}
             hints = ' '.join(f'{name!r}{near_names(name, known)}' for name in missing)
             raise PlanError(f'no module of {type(model).__name__} is of the class {hints}')
-        filled = set().union(
-            *(bases[name] for name, module in modules.items() if _has_parameters(module))
-        )
+        filled = set().union(*(bases[name] for name, module in modules.items() if _has_parameters(module)))
         empty = [name for name in self.classes if name not in filled]
         if empty:
-            raise PlanError(
-                f'modules of the class {", ".join(map(repr, empty))} hold no parameters; leave it out'
-            )
+            raise PlanError(f'modules of the class {", ".join(map(repr, empty))} hold no parameters; leave it out')
 
 
 def _class_names(module: nn.Module) -> set[str]:

@@ -17,16 +17,14 @@ def plan_table(plan: WrapPlan, shard_size: int, gathered_itemsize: int | None = 
     Returns:
         str: The table; sizes in MiB, kept sizes with padding, per rank.
     """
-    rows = [('unit', 'class', 'alike', 'parameters', 'gathered MiB', 'kept MiB per rank')]
+    rows: list[tuple[str, ...]] = [('unit', 'class', 'alike', 'parameters', 'gathered MiB', 'kept MiB per rank')]
     units = list(plan.units[:-1])
     for _, group in groupby(units, key=lambda unit: (unit.class_name, unit.shapes, unit.itemsizes)):
         alike = list(group)
         rows.append(_row(alike[0].name, alike, shard_size, gathered_itemsize))
     rows.append(_row('(root)', [plan.root], shard_size, None))
     total = ('total', f'{len(plan.units)} units', '', f'{plan.numel:,}')
-    gathered = (
-        sum(unit.gathered_bytes(gathered_itemsize) for unit in units) + plan.root.gathered_bytes()
-    )
+    gathered = sum(unit.gathered_bytes(gathered_itemsize) for unit in units) + plan.root.gathered_bytes()
     kept = sum(unit.kept_bytes(shard_size) for unit in plan.units)
     rows.append((*total, _mib(gathered), _mib(kept)))
     return _align(rows)

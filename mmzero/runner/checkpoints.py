@@ -1,15 +1,20 @@
 """How ZeroRunner saves and loads: collectively, at every stage."""
 
+import logging
+import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import mmengine
 import torch.distributed as dist
 from mmengine.fileio import join_path
+from mmengine.logging import print_log
+from mmengine.model import BaseTTAModel
 from mmengine.runner import Runner
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.utils import get_git_hash
-from torch import nn
+from torch import Tensor, nn
 
 from mmzero.checkpoint import (
     gather_random_states,
@@ -21,6 +26,7 @@ from mmzero.checkpoint import (
     write_checkpoint,
 )
 from mmzero.engines import on_rank0
+from mmzero.errors import CheckpointError
 from mmzero.hooks import RandomStateHook
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
@@ -29,8 +35,13 @@ from mmzero.wrappers import ZeroModelWrapper
 class CheckpointMixin(Runner):
     """The checkpoint methods of ZeroRunner."""
 
+    model: Any
     _read: tuple[str, dict] | None
-    _prepared: bool
+    _wrapper: ZeroModelWrapper | None
+    _resume: bool
+    _has_loaded: bool
+    _load_from: str | None
+    _train_loop: Any
 
     def save_checkpoint(
         self,
@@ -61,10 +72,9 @@ class CheckpointMixin(Runner):
             CheckpointError: On every rank, if rank 0 could not write it.
         """
         checkpoint: dict[str, Any] = dict(meta=self._meta(meta or {}, by_epoch))
-        if isinstance(self.model, ZeroModelWrapper):
-            checkpoint['state_dict'] = self.model.engine.model_state()
-        else:
+        if not isinstance(self.model, ZeroModelWrapper):
             raise RuntimeError('save_checkpoint: the model is not sharded yet; call train() first')
+        checkpoint['state_dict'] = self.model.engine.model_state()
         checkpoint['message_hub'] = self.message_hub.state_dict()
         if save_optimizer:
             checkpoint['optimizer'] = self.optim_wrapper.state_dict()
@@ -94,12 +104,12 @@ class CheckpointMixin(Runner):
             world_size=self.world_size,
         )
 
-    def load_checkpoint(  # type: ignore[override]
+    def load_checkpoint(
         self,
         filename: str,
         map_location: Any = 'cpu',
         strict: bool = False,
-        revise_keys: tuple = (),
+        revise_keys: Sequence[tuple[str, str]] = (),
     ) -> dict[str, Any]:
         """Load weights on every rank from a file that rank 0 reads. Collective.
 
@@ -107,7 +117,7 @@ class CheckpointMixin(Runner):
             filename (str): As :func:`mmzero.checkpoint.read_checkpoint`.
             map_location: Unused; the file is read to the CPU and its weights go where the model is.
             strict (bool): Refuse missing and unexpected weights. Defaults to False.
-            revise_keys (tuple): Pairs of a pattern and its replacement in names, as Runner's. What wrappers put
+            revise_keys (Sequence[tuple[str, str]]): Pairs of a pattern and its replacement in names, as Runner's. What wrappers put
                 into names is stripped anyway. Defaults to none.
 
         Returns:
@@ -117,24 +127,21 @@ class CheckpointMixin(Runner):
             CheckpointError: On every rank, if the file cannot be read or none of its weights fits.
         """
         if self._read is not None and self._read[0] == filename:
-            (_, checkpoint), self._read = self._read, None
-            return checkpoint
-        checkpoint = on_rank0(lambda: read_checkpoint(filename))
-        box = [placeholders(checkpoint) if checkpoint is not None else None]
+            (_, known), self._read = self._read, None
+            return known
+        read = on_rank0(lambda: read_checkpoint(filename))
+        box: list[Any] = [None if read is None else placeholders(read)]
         dist.broadcast_object_list(box, src=0)
-        checkpoint = box[0] if checkpoint is None else checkpoint
+        checkpoint: dict[str, Any] = box[0] if read is None else read
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
-        on_rank0(lambda: self._fit(checkpoint, filename))
-        if self._prepared and isinstance(self.model, ZeroModelWrapper):
-            self.model.engine.load_model_state(checkpoint['state_dict'])
+        model = bare_model(self.model)
+        if self._wrapper is None:
+            on_rank0(lambda: _load_into_real(model, checkpoint, filename, strict, revise_keys))
         else:
-            on_rank0(lambda: _load_checkpoint_to_model(self.model, checkpoint, strict, revise_keys=list(revise_keys)))
+            state = on_rank0(lambda: _fitting_state(model, checkpoint['state_dict'], filename, strict, revise_keys))
+            self._wrapper.engine.load_model_state(state or {})
         self.logger.info(f'loaded weights from {filename}')
         return checkpoint
-
-    def _fit(self, checkpoint: dict, filename: str) -> None:
-        model = self.model.module if isinstance(self.model, ZeroModelWrapper) else self.model
-        matching_names(checkpoint['state_dict'], _own_names(model), filename)
 
     def _random_state_hook(self) -> RandomStateHook:
         return next(hook for hook in self.hooks if isinstance(hook, RandomStateHook))
@@ -158,6 +165,60 @@ class CheckpointMixin(Runner):
                 f'{filename} holds random states of {len(states or [])} rank(s) and this run has {self.world_size}: '
                 'noise and dropout will not be those of the unbroken run'
             )
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """Take the model out of what is around it.
+
+    Args:
+        model (nn.Module): A model, a ZeroModelWrapper, or one that merges test-time augmentations of a model.
+
+    Returns:
+        nn.Module: The model that is sharded and whose weights a checkpoint holds.
+    """
+    return model.module if isinstance(model, (ZeroModelWrapper, BaseTTAModel)) else model
+
+
+def _load_into_real(
+    model: nn.Module, checkpoint: dict, filename: str, strict: bool, revise_keys: Sequence[tuple[str, str]]
+) -> None:
+    """Load into a model that is not sharded yet, by MMEngine's own function."""
+    matching_names(_revised(checkpoint['state_dict'], revise_keys), _own_names(model), filename)
+    _load_checkpoint_to_model(model, checkpoint, strict, revise_keys=list(revise_keys))
+
+
+def _fitting_state(
+    model: nn.Module,
+    saved: dict[str, Tensor],
+    filename: str,
+    strict: bool,
+    revise_keys: Sequence[tuple[str, str]],
+) -> dict[str, Tensor]:
+    """Choose what of a checkpoint goes into the shards; rank 0's work, without communication."""
+    state = _revised(saved, revise_keys)
+    # What MMEngine's loader leaves alone, too.
+    wanted = model.state_dict()
+    common = matching_names(state, wanted, filename)
+    wrong = [
+        f'{name} {tuple(state[name].shape)} for {tuple(wanted[name].shape)}'
+        for name in sorted(common)
+        if state[name].shape != wanted[name].shape
+    ]
+    missing, unexpected = sorted(wanted.keys() - common), sorted(state.keys() - common)
+    if wrong or (strict and (missing or unexpected)):
+        raise CheckpointError(
+            f'{filename} does not fit the model: wrong shapes: {wrong[:5]}; missing: {missing[:5]}; '
+            f'unexpected: {unexpected[:5]}'
+        )
+    if missing or unexpected:
+        print_log(f'{filename}: missing in it: {missing}; not in the model: {unexpected}', 'current', logging.WARNING)
+    return {name: state[name] for name in common}
+
+
+def _revised(state: dict[str, Tensor], revise_keys: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    for pattern, replacement in revise_keys:
+        state = {re.sub(pattern, replacement, name): value for name, value in state.items()}
+    return state
 
 
 def _own_names(model: nn.Module) -> list[str]:

@@ -64,7 +64,9 @@ def enable_tta(cfg: Config) -> None:
     Args:
         cfg (Config): Changed in place.
     """
-    cfg.setdefault('tta_model', dict(type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)))
+    cfg.setdefault(
+        'tta_model', dict(type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
+    )
     dataset = cfg.test_dataloader.dataset
     while 'dataset' in dataset:
         dataset = dataset['dataset']

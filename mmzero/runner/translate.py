@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from mmengine.logging import print_log
-
 from mmzero.config import Faults
 from mmzero.errors import near_names
 
@@ -19,6 +17,7 @@ OPTIM_FIELDS = (
     'loss_scale',
     'use_fsdp',
 )
+CLIP_FIELDS = ('type', 'max_norm', 'norm_type', 'error_if_nonfinite', 'foreach', 'clip_value')
 
 # Top-level keys of MMEngine that ZeroRunner cannot honour yet or at all, with what to do.
 REFUSED = {
@@ -42,6 +41,18 @@ def type_name(value: Any) -> str:
         str: The bare class name.
     """
     return value.rsplit('.', 1)[-1] if isinstance(value, str) else getattr(value, '__name__', repr(value))
+
+
+def is_amp(cfg: Any) -> bool:
+    """Say whether a config asks for MMEngine's mixed precision.
+
+    Args:
+        cfg (dict or OptimWrapper, optional): ``optim_wrapper``.
+
+    Returns:
+        bool: Whether it does.
+    """
+    return isinstance(cfg, dict) and type_name(cfg.get('type', '')) == 'AmpOptimWrapper'
 
 
 def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
@@ -71,7 +82,9 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
             faults.add(f'optim_wrapper.{field}', f'unknown field{near_names(field, OPTIM_FIELDS)}')
     if name == 'AmpOptimWrapper' and cfg.get('dtype') is None:
         cfg['dtype'] = 'bfloat16'
-        print_log('AmpOptimWrapper becomes ZeroOptimWrapper with dtype bfloat16, which needs no loss scaling', 'current')
+    for field in cfg.get('clip_grad') or {}:
+        if field not in CLIP_FIELDS:
+            faults.add(f'optim_wrapper.clip_grad.{field}', f'unknown field{near_names(field, CLIP_FIELDS)}')
     _drop_loss_scale(cfg, faults)
     cfg.pop('use_fsdp', None)
     cfg['type'] = 'ZeroOptimWrapper'

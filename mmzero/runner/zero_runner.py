@@ -5,7 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 from mmengine.config import Config
-from mmengine.model import BaseTTAModel, convert_sync_batchnorm, revert_sync_batchnorm
+from mmengine.model import convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import Runner, find_latest_checkpoint
@@ -19,8 +19,9 @@ from mmzero.engines import init_process_group, on_rank0
 from mmzero.errors import DataError
 from mmzero.hooks import HostMemoryHook, RandomStateHook
 from mmzero.runner.check import check_config
-from mmzero.runner.checkpoints import CheckpointMixin
-from mmzero.runner.translate import translate_optim_wrapper, wrapper_fields
+from mmzero.runner.checkpoints import CheckpointMixin, bare_model
+from mmzero.runner.translate import is_amp, translate_optim_wrapper, wrapper_fields
+from mmzero.wrappers import ZeroModelWrapper
 
 
 @RUNNERS.register_module()
@@ -52,10 +53,11 @@ class ZeroRunner(CheckpointMixin, Runner):
         cfg = kwargs.get('cfg')
         kwargs['cfg'] = cfg = Config({}) if cfg is None else copy.deepcopy(cfg)
         faults = Faults()
+        amp = is_amp(kwargs.get('optim_wrapper'))
         kwargs['optim_wrapper'] = translate_optim_wrapper(kwargs.get('optim_wrapper'), faults)
         given = {name: value for name, value in kwargs.items() if value is not None}
         self._wrapper_fields = wrapper_fields({**cfg, **given}, kwargs['optim_wrapper'])
-        self._prepared = False
+        self._wrapper: ZeroModelWrapper | None = None
         self._read: tuple[str, dict] | None = None
         check_config({**cfg, **given, 'model': model}, kwargs['optim_wrapper'], faults)
         # Taken over by the wrapper; Runner would apply its own on top.
@@ -63,6 +65,8 @@ class ZeroRunner(CheckpointMixin, Runner):
         for name in ('activation_checkpointing', 'efficient_conv_bn_eval'):
             cfg.pop(name, None)
         super().__init__(model=model, work_dir=work_dir, **kwargs)
+        if amp:
+            self.logger.info('AmpOptimWrapper becomes ZeroOptimWrapper in bfloat16, which needs no loss scaling')
         self.register_hook(HostMemoryHook())
         self.register_hook(RandomStateHook())
 
@@ -136,18 +140,17 @@ class ZeroRunner(CheckpointMixin, Runner):
         Args:
             init_weights (bool): Whether to initialise weights before a checkpoint is loaded.
         """
-        if self._prepared:
+        if self._wrapper is not None:
             return
         model = self._convert_layers(self.model)
         if init_weights and hasattr(model, 'init_weights'):
             on_rank0(lambda: _init_weights(model))
         self._load_before_sharding(model)
-        # A model that merges test-time augmentations calls the detector inside, which is what is sharded.
-        inner = model.module if isinstance(model, BaseTTAModel) else model
-        wrapper = MODEL_WRAPPERS.build(dict(self._wrapper_fields, type='ZeroModelWrapper', module=inner))
-        self.model = model if inner is not model else wrapper
+        inner = bare_model(model)
+        self._wrapper = MODEL_WRAPPERS.build(dict(self._wrapper_fields, type='ZeroModelWrapper', module=inner))
+        # One that merges test-time augmentations calls the model inside, which is sharded in place.
+        self.model = self._wrapper if inner is model else model
         set_random_seed(self._seed, deterministic=self._deterministic)
-        self._prepared = True
 
     def _convert_layers(self, model: nn.Module) -> nn.Module:
         if not self.distributed:
@@ -174,7 +177,7 @@ class ZeroRunner(CheckpointMixin, Runner):
         """Nothing is left to do for Runner: the weights were there before sharding."""
 
     @classmethod
-    def build_dataloader(cls, dataloader: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def build_dataloader(cls, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Build a data loader.
 
         Args:

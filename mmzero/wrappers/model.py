@@ -54,7 +54,7 @@ class ZeroModelWrapper(nn.Module):
         self._announce()
         self.engine = build_engine(self.config)
         self.engine.shard(module, self.plan)
-        self.module = module
+        self.module: Any = module
         for child in module.modules():
             if isinstance(child, BaseDataPreprocessor):
                 # Tells it where to put batches; its buffers are there already.
@@ -101,7 +101,7 @@ class ZeroModelWrapper(nn.Module):
         """
         with optim_wrapper.optim_context(self):
             data = self.module.data_preprocessor(data, True)
-            losses = BaseModel._run_forward(self, data, mode='loss')  # type: ignore[arg-type]
+            losses = BaseModel._run_forward(self, data, mode='loss')
         parsed, log_vars = self.module.parse_losses(losses)
         optim_wrapper.update_params(parsed)
         return log_vars
@@ -130,7 +130,7 @@ class ZeroModelWrapper(nn.Module):
         with self.engine.reduced_precision():
             return self.module.test_step(data)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """This rank's part of the model's state, under the model's own names."""
         return self.module.state_dict(*args, **kwargs)
 

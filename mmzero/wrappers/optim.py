@@ -88,9 +88,7 @@ class ZeroOptimWrapper(OptimWrapper):
         self.engine.step(**kwargs)
 
     def _clip_grad(self) -> None:
-        params = [
-            param for group in self.optimizer.param_groups for param in group['params'] if param.grad is not None
-        ]
+        params = [param for group in self.optimizer.param_groups for param in group['params'] if param.grad is not None]
         if not params:
             return
         if self.grad_name == 'grad_value':

@@ -89,9 +89,7 @@ def test_legacy_format(tmp_path):
 def test_code_is_refused_and_does_not_run(tmp_path, legacy):
     path, made = tmp_path / 'x.pth', tmp_path / 'made'
     torch.save(dict(state_dict={}, x=Trap(made)), path, _use_new_zipfile_serialization=not legacy)
-    with pytest.raises(
-        CheckpointError, match='holds Python objects that mmzero does not run .*mkdir'
-    ):
+    with pytest.raises(CheckpointError, match='holds Python objects that mmzero does not run .*mkdir'):
         read_checkpoint(str(path))
     assert not made.exists()
     torch.load(path, weights_only=False)
@@ -110,9 +108,7 @@ def test_getattr_reaches_nothing_but_histories(tmp_path):
 def test_missing_file_names_the_others(tmp_path):
     for number in range(7):
         write(tmp_path / f'epoch_{number}.pth', dict(a=1))
-    with pytest.raises(
-        CheckpointError, match='no checkpoint at .*epoch_9.pth; .* holds '
-    ) as caught:
+    with pytest.raises(CheckpointError, match='no checkpoint at .*epoch_9.pth; .* holds ') as caught:
         read_checkpoint(str(tmp_path / 'epoch_9.pth'))
     assert 'epoch_2.pth, epoch_3.pth, epoch_4.pth, epoch_5.pth, epoch_6.pth' in str(caught.value)
 
@@ -135,9 +131,7 @@ def test_file_that_was_cut(tmp_path, share, legacy):
     assert '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    'name', ['hello.txt', 'log.txt', 'page.html', 'list.json', 'empty.pth', 'x.png']
-)
+@pytest.mark.parametrize('name', ['hello.txt', 'log.txt', 'page.html', 'list.json', 'empty.pth', 'x.png'])
 def test_file_that_is_no_checkpoint(tmp_path, name):
     contents = {
         'hello.txt': b'hello',
@@ -156,9 +150,7 @@ def test_file_that_is_no_checkpoint(tmp_path, name):
 
 @pytest.mark.parametrize('value', [[1, 2], 3, torch.ones(2)])
 def test_value_that_is_no_dict(tmp_path, value):
-    with pytest.raises(
-        CheckpointError, match=f'holds a {type(value).__name__}, not a dict of weights'
-    ):
+    with pytest.raises(CheckpointError, match=f'holds a {type(value).__name__}, not a dict of weights'):
         read_checkpoint(write(tmp_path / 'x.pth', value))
 
 

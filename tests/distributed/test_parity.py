@@ -85,7 +85,9 @@ def many_toys() -> dict[str, dict]:
     return {f'{run}, {cell}': found for run, cells in runs.items() for cell, found in cells.items()}
 
 
-@pytest.mark.parametrize('world_size', [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'world_size', [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_toy_model_trains_as_under_ddp(world_size: int) -> None:
     assert_equal(run_ranks(world_size, many_toys))
 

@@ -1,4 +1,4 @@
-"""Blocks with ``with_cp=True``: what fails under MMEngine's own FSDP, and is right here at every granularity of units."""
+"""Blocks with ``with_cp=True``: fail under MMEngine's own FSDP, are right here at every granularity of units."""
 
 import functools
 import warnings

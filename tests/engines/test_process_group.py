@@ -63,9 +63,7 @@ def test_launcher(env, launcher, names):
 )
 @pytest.mark.parametrize('function', [rank_of, world_size_of, init_process_group])
 def test_missing_variables_are_named_with_the_starter(function, launcher, names, starter):
-    message = (
-        f"launcher '{launcher}' sets {names}, which .* through {starter}, or leave --launcher out"
-    )
+    message = f"launcher '{launcher}' sets {names}, which .* through {starter}, or leave --launcher out"
     with pytest.raises(ValueError, match=message):
         function(launcher)
 

@@ -68,9 +68,7 @@ def test_runs_again_in_backward(net):
 def test_keeps_inputs_instead_of_activations(net):
     def saved_bytes():
         sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: sizes.append(tensor.nbytes), lambda _: None
-        ):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: sizes.append(tensor.nbytes), lambda _: None):
             net.blocks[0](torch.randn(4, 8))
         return sum(sizes)
 
@@ -103,9 +101,7 @@ def test_tree_names_and_class_stay(net, twin):
     checkpoint_module(net.blocks[0])
     assert type(net.blocks[0]) is type(twin.blocks[0])
     assert list(net.state_dict()) == list(twin.state_dict())
-    assert [(n, type(m)) for n, m in net.named_modules()] == [
-        (n, type(m)) for n, m in twin.named_modules()
-    ]
+    assert [(n, type(m)) for n, m in net.named_modules()] == [(n, type(m)) for n, m in twin.named_modules()]
 
 
 def test_class_that_is_replaced_later_is_used(net):

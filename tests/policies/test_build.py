@@ -26,9 +26,7 @@ def test_none_is_one_unit(net):
     assert len(root.params) == len(list(net.parameters()))
 
 
-@pytest.mark.parametrize(
-    'kind', ['ModuleClassPolicy', 'mmzero.ModuleClassPolicy', ModuleClassPolicy]
-)
+@pytest.mark.parametrize('kind', ['ModuleClassPolicy', 'mmzero.ModuleClassPolicy', ModuleClassPolicy])
 def test_dict(net, kind):
     cfg = dict(BLOCKS, type=kind)
     before = dict(cfg)

@@ -31,9 +31,7 @@ def test_several_classes_nest(net):
 
 
 def test_class_that_is_not_there_names_near_ones(net):
-    with pytest.raises(
-        PlanError, match="no module of Net is of the class 'Blok'; did you mean 'Block'"
-    ):
+    with pytest.raises(PlanError, match="no module of Net is of the class 'Blok'; did you mean 'Block'"):
         units(net, 'Blok')
 
 

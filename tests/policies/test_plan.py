@@ -36,9 +36,7 @@ def test_units_are_disjoint_and_cover_the_model(net, names):
 def test_unit_leaves_out_what_inner_units_hold(net):
     plan = make_plan(net, ['blocks.0', 'blocks.0.inner'], 'test')
     inner, outer, root = plan.units
-    assert inner.params == tuple(
-        f'blocks.0.inner.{name}' for name in ('0.weight', '0.bias', '1.weight', '1.bias')
-    )
+    assert inner.params == tuple(f'blocks.0.inner.{name}' for name in ('0.weight', '0.bias', '1.weight', '1.bias'))
     assert outer.params == ('blocks.0.up.weight', 'blocks.0.up.bias')
     assert not set(root.params) & {*inner.params, *outer.params}
 

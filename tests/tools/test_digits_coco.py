@@ -1,4 +1,5 @@
 """Tests of the digits data set: same bytes per seed, honest boxes, disjoint splits."""
+
 import hashlib
 import importlib.util
 import json
@@ -29,15 +30,30 @@ digits_coco = load_tool()
 
 def generate(out: Path, seed: int = 0) -> Path:
     """Run the tool with tiny settings."""
-    digits_coco.main(['--out', str(out), '--num-train', str(TINY['train']), '--num-val',
-                      str(TINY['val']), '--size', '96', '--seed', str(seed)])
+    digits_coco.main(
+        [
+            '--out',
+            str(out),
+            '--num-train',
+            str(TINY['train']),
+            '--num-val',
+            str(TINY['val']),
+            '--size',
+            '96',
+            '--seed',
+            str(seed),
+        ]
+    )
     return out
 
 
 def hashes(out: Path) -> dict[str, str]:
     """Map each file under out to the SHA-256 of its bytes."""
-    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in out.rglob('*') if path.is_file()}
+    return {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in out.rglob('*')
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope='module')
@@ -68,8 +84,7 @@ def test_coco_fields(tiny: Path, split: str) -> None:
     ids = [annotation['id'] for annotation in coco['annotations']]
     assert len(set(ids)) == len(ids) > 0
     assert [category['name'] for category in coco['categories']] == list('0123456789')
-    assert {image['file_name'] for image in images.values()} == {
-        path.name for path in (tiny / split).iterdir()}
+    assert {image['file_name'] for image in images.values()} == {path.name for path in (tiny / split).iterdir()}
     for annotation in coco['annotations']:
         image = images[annotation['image_id']]
         x, y, w, h = annotation['bbox']
@@ -86,8 +101,8 @@ def test_boxes_are_tight_and_apart(tiny: Path) -> None:
         darkest = cv2.imread(str(tiny / 'train' / image['file_name'])).min(axis=2)
         count = np.zeros(darkest.shape, int)
         for x, y, w, h in (a['bbox'] for a in coco['annotations'] if a['image_id'] == image['id']):
-            count[y:y + h, x:x + w] += 1
-            ys, xs = np.nonzero(darkest[y:y + h, x:x + w] > 155)
+            count[y : y + h, x : x + w] += 1
+            ys, xs = np.nonzero(darkest[y : y + h, x : x + w] > 155)
             assert ys.min() <= 2 and xs.min() <= 2
             assert ys.max() >= h - 3 and xs.max() >= w - 3
         assert count.max() == 1
@@ -99,8 +114,7 @@ def test_splits_share_no_digit_and_no_photo_region() -> None:
     seen = {digit.tobytes() for digit in train[0]}
     assert not any(digit.tobytes() in seen for digit in val[0])
     assert set(train[1]) == set(val[1]) == set(range(10))
-    for left, right, whole in zip(train[2], val[2], digits_coco.load_sample_images().images,
-                                  strict=True):
+    for left, right, whole in zip(train[2], val[2], digits_coco.load_sample_images().images, strict=True):
         assert np.array_equal(np.concatenate([left, right], axis=1), whole)
 
 
@@ -133,9 +147,14 @@ def test_mmdet_reads_the_set(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         stand_in.__spec__ = ModuleSpec('mmcv._ext', None)
         monkeypatch.setitem(sys.modules, 'mmcv._ext', stand_in)
     from mmdet.datasets import CocoDataset
+
     dataset = CocoDataset(
-        data_root=str(tiny), ann_file='annotations/train.json', data_prefix=dict(img='train/'),
-        metainfo=dict(classes=tuple('0123456789')), pipeline=[])
+        data_root=str(tiny),
+        ann_file='annotations/train.json',
+        data_prefix=dict(img='train/'),
+        metainfo=dict(classes=tuple('0123456789')),
+        pipeline=[],
+    )
     assert len(dataset) == TINY['train']
     expected = annotations(tiny, 'train')['annotations']
     found = [instance for info in dataset for instance in info['instances']]

@@ -131,18 +131,14 @@ def test_clip_grad(stage, kind, hub):
     seen = []
     # Clipping is over when the optimizer steps; zero_grad follows.
     optim.optimizer.register_step_pre_hook(
-        lambda *_: seen.extend(
-            whole(p.grad).clone() for p in model.parameters() if p.grad is not None
-        )
+        lambda *_: seen.extend(whole(p.grad).clone() for p in model.parameters() if p.grad is not None)
     )
     losses_of(model, optim, steps=1)
     assert clip_grad == given
     if kind == 'value':
         assert max(grad.abs().max() for grad in seen) == pytest.approx(limit)
         return
-    assert float(torch.stack([grad.norm() for grad in seen]).norm()) == pytest.approx(
-        limit, rel=1e-3
-    )
+    assert float(torch.stack([grad.norm() for grad in seen]).norm()) == pytest.approx(limit, rel=1e-3)
     assert hub.get_scalar('train/grad_norm').current() > limit
 
 
@@ -152,9 +148,7 @@ def test_autocast_over_fp32_units_is_refused_at_stage_3():
         optim_of(model, dtype='bfloat16')
 
 
-@pytest.mark.parametrize(
-    ('stage', 'precision'), [(0, {}), (1, {}), (2, {}), (3, BFLOAT16), (2, BFLOAT16)]
-)
+@pytest.mark.parametrize(('stage', 'precision'), [(0, {}), (1, {}), (2, {}), (3, BFLOAT16), (2, BFLOAT16)])
 def test_autocast(stage, precision):
     model = wrap(stage=stage, precision=precision)
     seen = []
@@ -166,9 +160,7 @@ def test_autocast(stage, precision):
 
 
 def test_dtype_that_is_not_supported():
-    with pytest.raises(
-        ConfigError, match='optim_wrapper.dtype: got .float16.; float16 is not supp'
-    ):
+    with pytest.raises(ConfigError, match='optim_wrapper.dtype: got .float16.; float16 is not supp'):
         optim_of(wrap(), dtype='float16')
 
 
@@ -201,9 +193,7 @@ def run_plainly(tmp_path):
     runner = Runner(
         model=ToyModel(),
         work_dir=str(tmp_path),
-        train_dataloader=dict(
-            dataset=list(range(4)), sampler=dict(type='DefaultSampler'), batch_size=1, num_workers=0
-        ),
+        train_dataloader=dict(dataset=list(range(4)), sampler=dict(type='DefaultSampler'), batch_size=1, num_workers=0),
         train_cfg=dict(by_epoch=True, max_epochs=1),
         optim_wrapper=dict(type='ZeroOptimWrapper', optimizer=dict(type='SGD', lr=0.1)),
         experiment_name=f'plain of {tmp_path}',
@@ -220,9 +210,7 @@ def test_plain_runner_on_one_process_is_refused(tmp_path):
 def test_plain_runner_on_many_is_refused_when_it_wraps(tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, 'distributed', property(lambda self: True))
     monkeypatch.setattr('mmengine.runner.runner.init_dist', lambda *args, **kwargs: None)
-    with pytest.raises(
-        ConfigError, match="runner_type: Runner .* add runner_type = 'mmzero.ZeroRunner'"
-    ):
+    with pytest.raises(ConfigError, match="runner_type: Runner .* add runner_type = 'mmzero.ZeroRunner'"):
         run_plainly(tmp_path)
     assert not dist.is_initialized()
 

@@ -3,6 +3,7 @@
 The pixels are real and come with scikit-learn, so nothing is downloaded. Train and val share
 neither digit samples nor photograph regions, and a seed fixes every byte.
 """
+
 import argparse
 import json
 import os
@@ -47,16 +48,19 @@ def stroke_mask(digit: np.ndarray, height: int) -> np.ndarray:
     ink = cv2.resize(digit.astype(np.float32), (height, height), interpolation=cv2.INTER_CUBIC)
     alpha = np.clip((ink - 0.3) * 4, 0, 1)
     ys, xs = np.nonzero(alpha >= 0.5)
-    return alpha[ys.min():ys.max() + 1, xs.min():xs.max() + 1]
+    return alpha[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1]
 
 
-def free_box(rng: np.random.Generator, size: int, h: int, w: int,
-             taken: list[list[int]], gap: int = 3) -> list[int] | None:
+def free_box(
+    rng: np.random.Generator, size: int, h: int, w: int, taken: list[list[int]], gap: int = 3
+) -> list[int] | None:
     """Return a box xywh of w x h pixels, gap pixels off those taken; None if 50 tries fail."""
     for _ in range(50):
         x, y = (int(rng.integers(2, size - side - 1)) for side in (w, h))
-        if all(x + w + gap <= bx or bx + bw + gap <= x or y + h + gap <= by or by + bh + gap <= y
-               for bx, by, bw, bh in taken):
+        if all(
+            x + w + gap <= bx or bx + bw + gap <= x or y + h + gap <= by or by + bh + gap <= y
+            for bx, by, bw, bh in taken
+        ):
             return [x, y, w, h]
     return None
 
@@ -65,7 +69,7 @@ def draw(image: np.ndarray, mask: np.ndarray, box: list[int], colour: np.ndarray
     """Paint strokes (h, w) in [0, 1] at box xywh in pixels, in place; colours in [0, 255]."""
     x, y, w, h = box
     alpha = np.zeros(image.shape[:2], np.float32)
-    alpha[y:y + h, x:x + w] = mask
+    alpha[y : y + h, x : x + w] = mask
     # Bright strokes in a dark halo stay readable on any background.
     halo = cv2.GaussianBlur(cv2.dilate(alpha, np.ones((3, 3))), (0, 0), 1.5)
     image *= 1 - 0.7 * halo[..., None]
@@ -84,7 +88,7 @@ def make_images(split: str, count: int, size: int, seed: int) -> Iterator[tuple]
         region = regions[rng.integers(len(regions))]
         side = min(2 * size, *region.shape[:2])
         y, x = (rng.integers(length - side + 1) for length in region.shape[:2])
-        crop = region[y:y + side, x:x + side].astype(np.float32)
+        crop = region[y : y + side, x : x + side].astype(np.float32)
         image = 0.6 * cv2.resize(crop, (size, size), interpolation=cv2.INTER_AREA)  # dimmed
         objects: list[tuple[int, list[int]]] = []
         for _ in range(rng.integers(DIGITS_PER_IMAGE[0], DIGITS_PER_IMAGE[1] + 1)):
@@ -99,8 +103,8 @@ def make_images(split: str, count: int, size: int, seed: int) -> Iterator[tuple]
 def write_split(out: Path, split: str, count: int, size: int, seed: int) -> None:
     """Write one split's images and annotation file; the Args are the command line's."""
     coco: dict[str, list[dict[str, Any]]] = dict(
-        images=[], annotations=[],
-        categories=[dict(id=i, name=str(i), supercategory='digit') for i in range(10)])
+        images=[], annotations=[], categories=[dict(id=i, name=str(i), supercategory='digit') for i in range(10)]
+    )
     for folder in (out / split, out / 'annotations'):
         folder.mkdir(parents=True, exist_ok=True)
     for image_id, (image, objects) in enumerate(make_images(split, count, size, seed), start=1):
@@ -109,18 +113,30 @@ def write_split(out: Path, split: str, count: int, size: int, seed: int) -> None
         coco['images'].append(dict(id=image_id, file_name=name, width=size, height=size))
         for label, box in objects:
             coco['annotations'].append(
-                dict(id=len(coco['annotations']) + 1, image_id=image_id, category_id=label,
-                     bbox=box, area=box[2] * box[3], iscrowd=0))
+                dict(
+                    id=len(coco['annotations']) + 1,
+                    image_id=image_id,
+                    category_id=label,
+                    bbox=box,
+                    area=box[2] * box[3],
+                    iscrowd=0,
+                )
+            )
     (out / 'annotations' / f'{split}.json').write_text(json.dumps(coco))
 
 
 def is_complete(out: Path, settings: dict[str, int]) -> bool:
     """Say whether out holds a finished set made with these settings."""
     meta = out / 'digits.json'
-    return (meta.is_file() and json.loads(meta.read_text()) == settings
-            and all((out / 'annotations' / f'{split}.json').is_file()
-                    and len(list((out / split).glob('*.jpg'))) >= settings[f'num_{split}']
-                    for split in SPLITS))
+    return (
+        meta.is_file()
+        and json.loads(meta.read_text()) == settings
+        and all(
+            (out / 'annotations' / f'{split}.json').is_file()
+            and len(list((out / split).glob('*.jpg'))) >= settings[f'num_{split}']
+            for split in SPLITS
+        )
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -37,7 +37,9 @@ def clip_norm(
         kinds[(grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None].append(param)
     norms = []
     for group in kinds.values():
-        norm = get_total_norm([param.grad for param in group], norm_type, error_if_nonfinite, foreach)
+        norm = get_total_norm(
+            [param.grad for param in group if param.grad is not None], norm_type, error_if_nonfinite, foreach
+        )
         # float() of a sharded norm would be this rank's own.
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)

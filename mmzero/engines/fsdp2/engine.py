@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.base import Engine
@@ -29,6 +30,7 @@ from mmzero.policies import Unit, WrapPlan
 class FSDP2Engine(Engine):
     """Engine of stages 1 to 3: ``torch.distributed.fsdp.fully_shard`` on every unit, then on the root."""
 
+    @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         check_same_model(model)
         self.rules = STAGES[self.config.stage]
@@ -86,14 +88,17 @@ class FSDP2Engine(Engine):
             )
         return UnusedParameters(self.root, plan, self.device)  # type: ignore[arg-type]
 
+    @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.root(*args, **kwargs)  # type: ignore[operator]
 
+    @override
     def micro_step(self, is_last: bool) -> None:
         self.root.set_requires_gradient_sync(is_last or self.rules.sync_every_micro_step)
         if self.rules.keep_gathered:
             self.root.set_reshard_after_backward(is_last)
 
+    @override
     def check_autocast(self, dtype: torch.dtype | None) -> None:
         reduced = dtype not in (None, torch.float32)
         if reduced and self.rules.reshard_after_forward and self.config.precision.param_dtype != dtype:
@@ -106,23 +111,28 @@ class FSDP2Engine(Engine):
                 ]
             )
 
+    @override
     def bind(self, optimizer: Optimizer) -> Optimizer:
         self.replicated.separate(optimizer)
         return super().bind(optimizer)
 
+    @override
     def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
         return clip_norm(params, **kwargs)
 
+    @override
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         super().load_optimizer_state(state)
         # The saved groups brought their own foreach along.
         self.replicated.separate(self.optimizer)  # type: ignore[arg-type]
 
+    @override
     def finish_gradients(self) -> None:
         self.replicated.reduce_gradients()
         if self.unused is not None:
             self.unused.drop_zeros()
 
+    @override
     def reduced_precision(self) -> AbstractContextManager:
         dtype = self.config.precision.param_dtype
         if dtype is None or dtype == torch.float32:

@@ -39,7 +39,9 @@ class ReplicatedParameters:
         if not self.params:
             return
         device = self.params[0].device
-        values = torch.stack([param.grad if param.grad is not None else torch.zeros_like(param) for param in self.params])
+        values = torch.stack(
+            [param.grad if param.grad is not None else torch.zeros_like(param) for param in self.params]
+        )
         used = torch.tensor([float(param.grad is not None) for param in self.params], device=device)
         packed = torch.cat([values.detach().to(torch.float32), used])
         dist.all_reduce(packed)

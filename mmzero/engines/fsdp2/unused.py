@@ -7,7 +7,7 @@ and momentum would move it; under DDP it has none and stays. So each rank notes 
 one all-reduce per optimizer step joins the notes, and what nobody used loses its zeros.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,7 @@ class UnusedParameters:
 
         module.register_forward_pre_hook(hook_gathered)
 
-    def _note(self, index: int):  # noqa: ANN202
+    def _note(self, index: int) -> Callable[[Tensor], None]:
         def note(_: Tensor) -> None:
             self.used[index] = 1
 

@@ -174,10 +174,7 @@ def ms_deform_attn_backward(
 
     # mmcv saved plain inputs and runs this without grad mode, so the graph has to be made here.
     with torch.enable_grad():
-        inputs = [
-            tensor.detach().requires_grad_()
-            for tensor in (value, sampling_locations, attention_weights)
-        ]
+        inputs = [tensor.detach().requires_grad_() for tensor in (value, sampling_locations, attention_weights)]
         output = _deformable_attention(inputs[0], value_spatial_shapes, inputs[1], inputs[2])
         grads = torch.autograd.grad(output, inputs, grad_output)
     for buffer, grad in zip((grad_value, grad_sampling_loc, grad_attn_weight), grads, strict=True):
@@ -269,9 +266,7 @@ def _deformable_attention(
     shapes = value_spatial_shapes.tolist()
     # A compiled op answers in the dtype of its inputs; autocast would make `sum` answer in fp32.
     with torch.autocast(value.device.type, enabled=False):
-        return multi_scale_deformable_attn_pytorch(
-            value, shapes, sampling_locations, attention_weights
-        )
+        return multi_scale_deformable_attn_pytorch(value, shapes, sampling_locations, attention_weights)
 
 
 @functools.cache

@@ -122,9 +122,7 @@ def _draw_grid(model: Any, dataset: Any, count: int, score: float, out: str | Pa
 
 def _ground_truth(dataset: Any, index: int) -> Boxes:
     # From the annotations: a pipeline may have resized the boxes of its samples.
-    objects = [
-        item for item in dataset.get_data_info(index)['instances'] if not item['ignore_flag']
-    ]
+    objects = [item for item in dataset.get_data_info(index)['instances'] if not item['ignore_flag']]
     classes = dataset.metainfo['classes']
     return Boxes([item['bbox'] for item in objects], [classes[o['bbox_label']] for o in objects])
 

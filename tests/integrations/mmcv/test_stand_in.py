@@ -28,9 +28,7 @@ def _mmcv_lite_installed() -> bool:
     return importlib.machinery.PathFinder.find_spec(_EXT_NAME, folders) is None
 
 
-needs_mmcv_lite = pytest.mark.skipif(
-    not _mmcv_lite_installed(), reason='needs mmcv without its compiled module'
-)
+needs_mmcv_lite = pytest.mark.skipif(not _mmcv_lite_installed(), reason='needs mmcv without its compiled module')
 
 
 @pytest.fixture
@@ -61,9 +59,7 @@ def mmcv_ops():
 
 def _run_python(*args, cwd=None):
     env = {**os.environ, 'PYTHONPATH': str(_REPO_ROOT)}
-    return subprocess.run(
-        [sys.executable, *args], capture_output=True, text=True, env=env, cwd=cwd, timeout=300
-    )
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env, cwd=cwd, timeout=300)
 
 
 def _run_code(code, load_stand_in=True):
@@ -284,9 +280,7 @@ def test_deformable_attention_equals_the_pytorch_function(mmcv_ops, dtype):
 
 @needs_mmcv_lite
 def test_deformable_attention_gradients_are_those_of_finite_differences(mmcv_ops):
-    assert torch.autograd.gradcheck(
-        lambda *inputs: _apply(mmcv_ops, *inputs), _attention_inputs(), fast_mode=True
-    )
+    assert torch.autograd.gradcheck(lambda *inputs: _apply(mmcv_ops, *inputs), _attention_inputs(), fast_mode=True)
 
 
 @needs_mmcv_lite
@@ -348,9 +342,7 @@ def test_runner_passes_arguments_neighbours_and_exit_code(tmp_path):
     assert result.stdout.strip() == f'neighbour|{script}|--flag|a b'
 
 
-@pytest.mark.parametrize(
-    'args, message', [([], 'usage: '), (['no_such_script.py'], 'no_such_script.py')]
-)
+@pytest.mark.parametrize('args, message', [([], 'usage: '), (['no_such_script.py'], 'no_such_script.py')])
 def test_runner_without_a_script_fails_in_one_line(args, message):
     result = _run_module(*args)
     assert result.returncode == 2

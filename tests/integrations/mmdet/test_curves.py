@@ -33,9 +33,7 @@ def assert_is_drawn(path):
 
 def test_a_run_is_drawn(tmp_path):
     lines = [train_line(step, grad_norm=step) for step in range(1, 9)]
-    write_run(
-        tmp_path, '20260101_000000', [*lines[:4], val_line(1, 0.1), *lines[4:], val_line(2, 0.2)]
-    )
+    write_run(tmp_path, '20260101_000000', [*lines[:4], val_line(1, 0.1), *lines[4:], val_line(2, 0.2)])
     draw_curves(tmp_path, tmp_path / 'new/curves.png')
     assert_is_drawn(tmp_path / 'new/curves.png')
 

@@ -8,8 +8,8 @@ from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 
 from mmzero.errors import CheckpointError, ConfigError, DataError
-from mmzero.integrations.mmdet import draw_detections
 from mmzero.integrations.mmdet import detections as module
+from mmzero.integrations.mmdet import draw_detections
 from tests.runs import digits_config
 
 

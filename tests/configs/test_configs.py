@@ -1,0 +1,57 @@
+"""Every shipped config loads, is short, and its policy fits its model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+import mmzero  # noqa: F401
+from mmzero._compat import parameters_on_meta
+from mmzero.policies import build_policy
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+LEAVES = sorted(CONFIGS.glob('*.py'))
+
+
+def plan_of(cfg: Config):
+    with DefaultScope.overwrite_default_scope(cfg.default_scope), parameters_on_meta():
+        model = MODELS.build(cfg.model)
+    return build_policy(cfg.model_wrapper_cfg.wrap_policy)(model)
+
+
+@pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
+def test_config(path: Path) -> None:
+    cfg = Config.fromfile(path)
+    assert cfg.runner_type == 'mmzero.ZeroRunner'
+    assert str(cfg.model_wrapper_cfg.stage) == path.stem[-1]
+    plan = plan_of(cfg)
+    assert {unit.class_name for unit in plan.units} >= {'SwinBlock', 'DeformableDetrTransformerDecoderLayer'}
+    assert plan.root.numel < 0.2 * plan.numel
+
+
+@pytest.mark.parametrize('name', ['dino_swin_l_zero3', 'dino_swin_l_digits_zero3'])
+def test_full_size_model(name: str) -> None:
+    cfg = Config.fromfile(CONFIGS / f'{name}.py')
+    assert 217e6 < plan_of(cfg).numel < 220e6
+
+
+def test_overlays_are_short() -> None:
+    assert all(len(path.read_text().splitlines()) <= 30 for path in LEAVES)
+
+
+@pytest.mark.parametrize('stage', [1, 2, 3])
+def test_bases_serve_both_styles(stage: int, tmp_path: Path) -> None:
+    shutil.copytree(CONFIGS / '_base_', tmp_path / '_base_')
+    (tmp_path / 'old.py').write_text(
+        f"_base_ = './_base_/zero{stage}.py'\nmodel_wrapper_cfg = dict(mesh=dict(replicate=2))\n"
+    )
+    (tmp_path / 'new.py').write_text(
+        'from mmengine.config import read_base\n\n'
+        f'with read_base():\n    from ._base_.zero{stage} import *\n\n'
+        'model_wrapper_cfg.update(mesh=dict(replicate=2))\n'
+    )
+    old, new = (Config.fromfile(tmp_path / name) for name in ('old.py', 'new.py'))
+    assert old.to_dict() == new.to_dict()
+    assert new.model_wrapper_cfg == dict(type='ZeroModelWrapper', stage=stage, mesh=dict(replicate=2))
