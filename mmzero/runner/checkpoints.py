@@ -117,8 +117,8 @@ class CheckpointMixin(Runner):
             filename (str): As :func:`mmzero.checkpoint.read_checkpoint`.
             map_location: Unused; the file is read to the CPU and its weights go where the model is.
             strict (bool): Refuse missing and unexpected weights. Defaults to False.
-            revise_keys (Sequence[tuple[str, str]]): Pairs of a pattern and its replacement in names, as Runner's. What wrappers put
-                into names is stripped anyway. Defaults to none.
+            revise_keys (Sequence[tuple[str, str]]): Pairs of a pattern and its replacement in names, as Runner's.
+                What wrappers put into names is stripped anyway. Defaults to none.
 
         Returns:
             dict: The checkpoint; on ranks other than 0 its large tensors are on meta.
@@ -196,7 +196,6 @@ def _fitting_state(
 ) -> dict[str, Tensor]:
     """Choose what of a checkpoint goes into the shards; rank 0's work, without communication."""
     state = _revised(saved, revise_keys)
-    # What MMEngine's loader leaves alone, too.
     wanted = model.state_dict()
     common = matching_names(state, wanted, filename)
     wrong = [
