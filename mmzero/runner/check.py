@@ -67,16 +67,24 @@ def _missing_files(cfg: dict) -> Iterator[tuple[str, str]]:
     if isinstance(load_from, str) and '://' not in load_from and not os.path.isfile(load_from):
         yield 'load_from', f'no checkpoint at {load_from}'
     seen = set()
-    for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        for path, dataset in _datasets(cfg.get(loader), loader):
-            ann_file = dataset.get('ann_file')
-            if not isinstance(ann_file, str) or not ann_file or '://' in ann_file:
-                continue
-            root = dataset.get('data_root') or ''
-            full = ann_file if os.path.isabs(ann_file) else os.path.join(root, ann_file)
-            if '://' not in root and not os.path.exists(full) and full not in seen:
-                seen.add(full)
-                yield f'{path}.ann_file', f'no file at {full}; put the data set there, or set data_root'
+    for path, holder in _holders_of_annotations(cfg):
+        ann_file, root = holder.get('ann_file'), holder.get('data_root') or ''
+        if not isinstance(ann_file, str) or not ann_file or '://' in root + ann_file:
+            continue
+        full = os.path.join(root, ann_file)
+        if not os.path.exists(full) and full not in seen:
+            seen.add(full)
+            yield f'{path}.ann_file', f'no file at {full}; put the data set there, or set data_root'
+
+
+def _holders_of_annotations(cfg: dict) -> Iterator[tuple[str, dict]]:
+    for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        yield from _datasets(cfg.get(name), name)
+    for name in ('val_evaluator', 'test_evaluator'):
+        metrics = cfg.get(name)
+        for metric in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
+            if isinstance(metric, dict):
+                yield name, metric
 
 
 def _datasets(cfg: Any, path: str) -> Iterator[tuple[str, dict]]:

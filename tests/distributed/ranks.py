@@ -11,13 +11,14 @@ from typing import Any
 TIMEOUT_SECONDS = 300
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, backend: str = 'gloo') -> list[Any]:
     """Run a module-level function on every rank of a fresh process group.
 
     Args:
         world_size (int): Number of ranks.
         function (Callable): Called with ``args`` on every rank; what it returns must be picklable.
         *args: Its arguments.
+        backend (str): Backend of the process group. Defaults to 'gloo'.
 
     Returns:
         list: Results by rank.
@@ -29,7 +30,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list
     results: Any = context.Queue()
     port = _free_port()
     processes = [
-        context.Process(target=_on_rank, args=(rank, world_size, port, results, function, args), daemon=True)
+        context.Process(target=_on_rank, args=(rank, world_size, port, backend, results, function, args), daemon=True)
         for rank in range(world_size)
     ]
     for process in processes:
@@ -63,7 +64,9 @@ def _collect(results: Any, world_size: int) -> dict[int, tuple[bool, Any]]:
     return found
 
 
-def _on_rank(rank: int, world_size: int, port: int, results: Any, function: Callable, args: tuple) -> None:
+def _on_rank(
+    rank: int, world_size: int, port: int, backend: str, results: Any, function: Callable, args: tuple
+) -> None:
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -76,7 +79,9 @@ def _on_rank(rank: int, world_size: int, port: int, results: Any, function: Call
 
     torch.set_num_threads(1)
     try:
-        dist.init_process_group('gloo')
+        if backend == 'nccl':
+            torch.cuda.set_device(rank)
+        dist.init_process_group(backend)
         value = function(*args)
         dist.barrier()
         dist.destroy_process_group()

@@ -1,5 +1,7 @@
 """The pair on a small model, as fixtures that give functions."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from mmengine.registry import MODEL_WRAPPERS, OPTIM_WRAPPERS
@@ -9,15 +11,14 @@ from tests.models import ToyModel, toy_batch
 
 
 @pytest.fixture
-def wrap(group):
+def wrap(group: None) -> Callable:
     """Wrap a model, its blocks being the units; the process group is destroyed after the test."""
 
     def wrap(net=None, stage=3, **fields):
         torch.manual_seed(0)
         # ToyModel has parameters that it does not use, on which DDP fails otherwise.
         defaults = dict(
-            wrap_policy=dict(type='ModuleClassPolicy', classes=['Block']),
-            find_unused_parameters=stage == 0,
+            wrap_policy=dict(type='ModuleClassPolicy', classes=['Block']), find_unused_parameters=stage == 0
         )
         cfg = dict(type='ZeroModelWrapper', module=net or ToyModel(), stage=stage)
         return MODEL_WRAPPERS.build(cfg | defaults | fields)
@@ -26,7 +27,7 @@ def wrap(group):
 
 
 @pytest.fixture
-def optim_of():
+def optim_of() -> Callable:
     """Make the optimizer wrapper of a wrapped model."""
 
     def optim_of(model, **fields):
@@ -37,7 +38,7 @@ def optim_of():
 
 
 @pytest.fixture
-def losses_of():
+def losses_of() -> Callable:
     """Train on one batch, always the same, and return the losses."""
 
     def losses_of(model, optim, steps=4):

@@ -1,0 +1,97 @@
+"""What the pair refuses, and that it says what to write instead."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from mmengine.registry import OPTIM_WRAPPERS
+from mmengine.runner import Runner
+
+from mmzero.errors import ConfigError
+from tests.models import ToyModel
+
+STAGES = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize('stage', STAGES)
+def test_optimizer_that_was_built_before_is_refused(wrap, stage):
+    net = ToyModel()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    wrap(net, stage)
+    message = 'no ZeroModelWrapper has sharded. Build the model wrapper first and the optimizer on'
+    with pytest.raises(ValueError, match=message):
+        OPTIM_WRAPPERS.build(dict(type='ZeroOptimWrapper', optimizer=optimizer))
+
+
+def test_optimizer_of_a_model_without_wrapper_is_refused():
+    optimizer = torch.optim.SGD(ToyModel().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="use runner_type='mmzero.ZeroRunner'"):
+        OPTIM_WRAPPERS.build(dict(type='ZeroOptimWrapper', optimizer=optimizer))
+
+
+def test_optimizer_of_two_models_is_refused(wrap):
+    first, second = wrap(), wrap()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    with pytest.raises(ValueError, match='parameters of two models; give each its own'):
+        OPTIM_WRAPPERS.build(dict(type='ZeroOptimWrapper', optimizer=optimizer))
+
+
+def test_autocast_over_fp32_units_is_refused_at_stage_3(wrap, optim_of):
+    model = wrap(stage=3)
+    with pytest.raises(ConfigError, match='precision.param_dtype: autocast to .* or use stage 2'):
+        optim_of(model, dtype='bfloat16')
+
+
+def test_dtype_that_is_not_supported(wrap, optim_of):
+    with pytest.raises(ConfigError, match='optim_wrapper.dtype: got .float16.; float16 is not supp'):
+        optim_of(wrap(), dtype='float16')
+
+
+def test_faults_come_together(wrap):
+    with pytest.raises(ConfigError) as caught:
+        wrap(stage=4, mesh=dict(shard=2), wrap_polic='x')
+    assert len(caught.value.faults) == 3
+
+
+@pytest.mark.parametrize(
+    'wrong',
+    [
+        dict(activation_checkpointing=['blocks.0', 'Nope']),
+        dict(wrap_policy=dict(type='ModuleClassPolicy', classes=['Nope'])),
+        dict(wrap_policy='Nope'),
+    ],
+)
+def test_model_can_be_wrapped_after_a_fault_was_mended(wrap, optim_of, losses_of, wrong):
+    net = ToyModel()
+    right = dict(activation_checkpointing=['blocks.0', 'stem'])
+    with pytest.raises(ValueError, match='Nope'):
+        wrap(net, **(right | wrong))
+    model = wrap(net, **right)
+    losses = losses_of(model, optim_of(model))
+    assert losses[-1] < losses[0]
+
+
+def run_plainly(tmp_path):
+    """Give the pair to MMEngine's own Runner."""
+    runner = Runner(
+        model=ToyModel(),
+        work_dir=str(tmp_path),
+        train_dataloader=dict(dataset=list(range(4)), sampler=dict(type='DefaultSampler'), batch_size=1, num_workers=0),
+        train_cfg=dict(by_epoch=True, max_epochs=1),
+        optim_wrapper=dict(type='ZeroOptimWrapper', optimizer=dict(type='SGD', lr=0.1)),
+        experiment_name=f'plain of {tmp_path}',
+        cfg=dict(model_wrapper_cfg=dict(type='ZeroModelWrapper')),
+    )
+    runner.train()
+
+
+def test_plain_runner_on_one_process_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="use runner_type='mmzero.ZeroRunner'"):
+        run_plainly(tmp_path)
+
+
+def test_plain_runner_on_many_is_refused_when_it_wraps(tmp_path, monkeypatch):
+    monkeypatch.setattr(Runner, 'distributed', property(lambda self: True))
+    monkeypatch.setattr('mmengine.runner.runner.init_dist', lambda *args, **kwargs: None)
+    with pytest.raises(ConfigError, match="runner_type: Runner .* add runner_type = 'mmzero.ZeroRunner'"):
+        run_plainly(tmp_path)
+    assert not dist.is_initialized()
