@@ -1,5 +1,11 @@
 # DINO on a Swin small enough to learn the digits in minutes on two CPU cores, from scratch.
-_base_ = './digits.py'
+_base_ = ['mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py', './digits.py']
+
+train_dataloader = _base_.digits_train
+val_dataloader = _base_.digits_val
+test_dataloader = _base_.digits_val
+val_evaluator = _base_.digits_metric
+test_evaluator = _base_.digits_metric
 
 # The width stays mmdet's 256: its DINO decoder works with no other.
 levels = 2

@@ -76,7 +76,7 @@ def read_checkpoint(filename: str) -> dict[str, Any]:
     """
     try:
         with safe_loading():
-            loaded = CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger=None)
+            loaded = CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger='silent')
     except FileNotFoundError:
         raise CheckpointError(f'no checkpoint at {filename}{_others(filename)}') from None
     except Exception as error:

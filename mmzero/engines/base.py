@@ -147,7 +147,7 @@ class Engine(ABC):
         self.optimizer.step(**kwargs)  # type: ignore[union-attr]
 
     def reduced_precision(self) -> AbstractContextManager:
-        """The context in which units of reduced precision compute in val and test."""
+        """The context of a forward in val and test, for units of reduced precision."""
         return nullcontext()
 
     def model_state(self) -> dict[str, Tensor]:

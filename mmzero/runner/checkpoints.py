@@ -91,18 +91,19 @@ class CheckpointMixin(Runner):
         epoch, done = (self.epoch + 1, self.iter) if by_epoch else (self.epoch, self.iter + 1)
         dataset = self.train_dataloader.dataset
         extra = dict(dataset_meta=dataset.metainfo) if hasattr(dataset, 'metainfo') else {}
-        return dict(
-            dict(epoch=epoch, iter=done),
+        return {
+            'epoch': epoch,
+            'iter': done,
             **meta,
             **extra,
-            cfg=self.cfg.pretty_text,
-            seed=self.seed,
-            experiment_name=self.experiment_name,
-            time=time.strftime('%Y%m%d_%H%M%S', time.localtime()),
-            mmengine_version=mmengine.__version__ + get_git_hash(),
-            mmzero_version=__version__,
-            world_size=self.world_size,
-        )
+            'cfg': self.cfg.pretty_text,
+            'seed': self.seed,
+            'experiment_name': self.experiment_name,
+            'time': time.strftime('%Y%m%d_%H%M%S', time.localtime()),
+            'mmengine_version': mmengine.__version__ + get_git_hash(),
+            'mmzero_version': __version__,
+            'world_size': self.world_size,
+        }
 
     def load_checkpoint(
         self,

@@ -1,4 +1,4 @@
-"""What only a GPU can show: the pair and the runner on CUDA with NCCL. Run with `pytest tests/gpu` where there is one."""
+"""What only a GPU can show: the pair on CUDA with NCCL. Run `pytest tests/gpu` where there is one."""
 
 import functools
 

@@ -14,6 +14,7 @@ from typing_extensions import override
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.base import Engine
 from mmzero.engines.fsdp2.clip import clip_norm
+from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
 from mmzero.engines.fsdp2.unused import UnusedParameters
@@ -47,6 +48,7 @@ class FSDP2Engine(Engine):
         if not isinstance(model, FSDPModule):
             raise RuntimeError('fully_shard left the model as it was')
         self.root: FSDPModule = model
+        self.units = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
         self.replicated = ReplicatedParameters(scalars)
         self.unused = self._unused(plan)
         self.adopt(model)
@@ -137,4 +139,4 @@ class FSDP2Engine(Engine):
         dtype = self.config.precision.param_dtype
         if dtype is None or dtype == torch.float32:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=dtype)
+        return units_alone_in(dtype, self.units, self.device.type)
