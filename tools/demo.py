@@ -124,7 +124,7 @@ def main() -> None:
     args = parse_args()
     os.chdir(ROOT)  # paths in configs are relative to it
     cfg = load_config(str(args.config))
-    if Path(cfg.get('data_root', '')).resolve() == DIGITS:
+    if Path(cfg.train_dataloader.dataset.data_root).resolve() == DIGITS:
         converter = ROOT / 'tools/dataset_converters/digits_coco.py'
         run('make the data set', [sys.executable, str(converter), '--out', str(DIGITS)])
     train = [*launcher(args.nproc), str(ROOT / 'tools/train.py'), str(args.config)]
