@@ -37,7 +37,7 @@ model = dict(
 max_epochs = 3
 train_cfg = dict(max_epochs=max_epochs)
 optim_wrapper = dict(
-    optimizer=dict(lr=1.5e-3), paramwise_cfg=dict(_delete_=True, norm_decay_mult=0.0)
+    optimizer=dict(lr=1.5e-3, foreach=True), paramwise_cfg=dict(_delete_=True, norm_decay_mult=0.0)
 )  # a fresh backbone learns as fast
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, by_epoch=False, end=30),

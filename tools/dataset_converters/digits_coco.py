@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
     """Write the set, unless it is there already."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--out', type=Path, default=Path('data/digits'), help='folder to write')
-    parser.add_argument('--num-train', type=int, default=1040, help='training images')
+    parser.add_argument('--num-train', type=int, default=1600, help='training images')
     parser.add_argument('--num-val', type=int, default=100, help='validation images')
     parser.add_argument('--size', type=int, default=96, help='side of an image, pixels')
     parser.add_argument('--seed', type=int, default=0, help='same seed, same bytes')
