@@ -1,12 +1,14 @@
 """The only place for version checks and private imports, each with the condition that removes it."""
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import mmengine.runner.checkpoint
 import numpy as np
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 @contextmanager
@@ -87,3 +89,19 @@ def numpy_pickle_globals() -> tuple:
     kinds = ('Float64', 'Float32', 'Int64', 'Int32', 'Bool')
     found += [getattr(np.dtypes, f'{kind}DType') for kind in kinds]
     return tuple(found)
+
+
+def ddp_buffer_arguments(sync: bool) -> dict[str, bool]:
+    """Name DDP's switch for broadcasting buffers before each forward.
+
+    torch 2.13 renames ``broadcast_buffers`` to ``forward_sync_buffers`` and warns of the old name. Remove once the
+    floor is torch 2.13.
+
+    Args:
+        sync (bool): Whether to broadcast them.
+
+    Returns:
+        dict[str, bool]: A keyword argument of DistributedDataParallel.
+    """
+    known = inspect.signature(DistributedDataParallel).parameters
+    return {'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers': sync}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from mmzero._compat import ddp_buffer_arguments
 from mmzero.engines.base import Engine
 from mmzero.engines.materialize import (
     check_same_model,
@@ -42,7 +43,7 @@ class DDPEngine(Engine):
         return DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == 'cuda' else None,
-            broadcast_buffers=self.config.broadcast_buffers,
+            **ddp_buffer_arguments(self.config.broadcast_buffers),
             find_unused_parameters=self.config.find_unused_parameters,
             static_graph=bool(self.config.static_graph),
             # The weights were just broadcast.

@@ -1,7 +1,7 @@
 """Write a small COCO-format detection set: handwritten digits on photographs.
 
-The pixels are real and come with scikit-learn, so nothing is downloaded. Train and val share
-neither digit samples nor photograph regions, and a seed fixes every byte.
+The pixels are real and come with scikit-learn, so nothing is downloaded. Train and val share neither digit samples nor
+photograph regions, and a seed fixes every byte.
 """
 
 import argparse
@@ -51,9 +51,7 @@ def stroke_mask(digit: np.ndarray, height: int) -> np.ndarray:
     return alpha[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1]
 
 
-def free_box(
-    rng: np.random.Generator, size: int, h: int, w: int, taken: list[list[int]], gap: int = 3
-) -> list[int] | None:
+def free_box(rng: np.random.Generator, size: int, h: int, w: int, taken: list[list[int]], gap: int = 3) -> Any:
     """Return a box xywh of w x h pixels, gap pixels off those taken; None if 50 tries fail."""
     for _ in range(50):
         x, y = (int(rng.integers(2, size - side - 1)) for side in (w, h))
@@ -102,9 +100,8 @@ def make_images(split: str, count: int, size: int, seed: int) -> Iterator[tuple]
 
 def write_split(out: Path, split: str, count: int, size: int, seed: int) -> None:
     """Write one split's images and annotation file; the Args are the command line's."""
-    coco: dict[str, list[dict[str, Any]]] = dict(
-        images=[], annotations=[], categories=[dict(id=i, name=str(i), supercategory='digit') for i in range(10)]
-    )
+    categories = [dict(id=i, name=str(i), supercategory='digit') for i in range(10)]
+    coco: dict[str, list[dict[str, Any]]] = dict(images=[], annotations=[], categories=categories)
     for folder in (out / split, out / 'annotations'):
         folder.mkdir(parents=True, exist_ok=True)
     for image_id, (image, objects) in enumerate(make_images(split, count, size, seed), start=1):
@@ -112,31 +109,19 @@ def write_split(out: Path, split: str, count: int, size: int, seed: int) -> None
         cv2.imwrite(str(out / split / name), image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
         coco['images'].append(dict(id=image_id, file_name=name, width=size, height=size))
         for label, box in objects:
-            coco['annotations'].append(
-                dict(
-                    id=len(coco['annotations']) + 1,
-                    image_id=image_id,
-                    category_id=label,
-                    bbox=box,
-                    area=box[2] * box[3],
-                    iscrowd=0,
-                )
-            )
+            numbers = dict(id=len(coco['annotations']) + 1, image_id=image_id, category_id=label)
+            coco['annotations'].append(dict(numbers, bbox=box, area=box[2] * box[3], iscrowd=0))
     (out / 'annotations' / f'{split}.json').write_text(json.dumps(coco))
 
 
 def is_complete(out: Path, settings: dict[str, int]) -> bool:
     """Say whether out holds a finished set made with these settings."""
     meta = out / 'digits.json'
-    return (
-        meta.is_file()
-        and json.loads(meta.read_text()) == settings
-        and all(
-            (out / 'annotations' / f'{split}.json').is_file()
-            and len(list((out / split).glob('*.jpg'))) >= settings[f'num_{split}']
-            for split in SPLITS
-        )
-    )
+    if not meta.is_file() or json.loads(meta.read_text()) != settings:
+        return False
+    counts = {split: len(list((out / split).glob('*.jpg'))) for split in SPLITS}
+    files = [out / 'annotations' / f'{split}.json' for split in SPLITS]
+    return all(counts[s] >= settings[f'num_{s}'] for s in SPLITS) and all(file.is_file() for file in files)
 
 
 def main(argv: list[str] | None = None) -> None:
