@@ -1,14 +1,12 @@
 """Test a model: MMEngine's and mmdet's arguments, for any config with or without mmzero."""
 
 import argparse
-import os
-from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mmzero.errors import ConfigError
-from mmzero.runner import build_runner, enable_tta, load_config, run_tool
+from mmzero.runner import build_runner, config_of, enable_tta, run_tool, tool_parser
 
 
 def parse_args() -> argparse.Namespace:
@@ -17,28 +15,16 @@ def parse_args() -> argparse.Namespace:
     Returns:
         argparse.Namespace: The arguments.
     """
-    parser = argparse.ArgumentParser(description='Test a model')
-    parser.add_argument('config', help='config file')
+    parser = tool_parser('Test a model')
     parser.add_argument('checkpoint', help='checkpoint file or URL')
-    parser.add_argument('--work-dir', help='folder for logs and metrics')
     parser.add_argument('--out', help='write the predictions to this .pkl file')
     parser.add_argument('--show', action='store_true', help='show each image with its predictions')
     parser.add_argument('--show-dir', help='write these images to this folder, below the work dir and the time')
     parser.add_argument('--wait-time', type=float, default=2, help='seconds that --show waits')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        help='settings that override the config, as key=value; lists as key="[a,b]"',
-    )
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
-    # torch.distributed.launch passes it; torchrun sets the variable.
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
     args = parser.parse_args()
     if args.out and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out must end in .pkl or .pickle, got {args.out}')
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     return args
 
 
@@ -79,10 +65,7 @@ def dump_predictions(runner: Runner, out: str) -> None:
 def main() -> None:
     """Test."""
     args = parse_args()
-    cfg = load_config(args.config, args.cfg_options)
-    cfg.launcher = args.launcher
-    default = str(Path('work_dirs') / Path(args.config).stem)
-    cfg.work_dir = args.work_dir or cfg.get('work_dir') or default
+    cfg = config_of(args)
     cfg.load_from = args.checkpoint
     cfg.resume = False
     if args.show or args.show_dir:

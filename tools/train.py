@@ -1,12 +1,8 @@
 """Train a model: MMEngine's and mmdet's arguments, for any config with or without mmzero."""
 
 import argparse
-import os
-from pathlib import Path
 
-from mmengine.config import DictAction
-
-from mmzero.runner import build_runner, enable_amp, enable_auto_scale_lr, load_config, run_tool
+from mmzero.runner import build_runner, config_of, enable_amp, enable_auto_scale_lr, run_tool, tool_parser
 
 
 def parse_args() -> argparse.Namespace:
@@ -15,9 +11,7 @@ def parse_args() -> argparse.Namespace:
     Returns:
         argparse.Namespace: The arguments.
     """
-    parser = argparse.ArgumentParser(description='Train a model')
-    parser.add_argument('config', help='config file')
-    parser.add_argument('--work-dir', help='folder for logs and checkpoints')
+    parser = tool_parser('Train a model')
     parser.add_argument('--amp', action='store_true', help='mixed precision: bfloat16 units under autocast')
     parser.add_argument('--auto-scale-lr', action='store_true', help='scale the learning rate by the batch size')
     parser.add_argument(
@@ -26,26 +20,13 @@ def parse_args() -> argparse.Namespace:
         const='auto',
         help='a checkpoint to resume from; without a value the latest one in the work dir',
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        help='settings that override the config, as key=value; lists as key="[a,b]"',
-    )
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    # torch.distributed.launch passes it; torchrun sets the variable.
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
-    args = parser.parse_args()
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:
     """Train."""
     args = parse_args()
-    cfg = load_config(args.config, args.cfg_options)
-    cfg.launcher = args.launcher
-    cfg.work_dir = args.work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(args.config).stem)
+    cfg = config_of(args)
     if args.amp:
         enable_amp(cfg)
     if args.auto_scale_lr:

@@ -1,15 +1,25 @@
 """What MMEngine's tools call: ZeroRunner, which puts the steps of a sharded run into the right order."""
 
 from mmzero.runner.launch import run_tool
-from mmzero.runner.options import build_runner, enable_amp, enable_auto_scale_lr, enable_tta, load_config
+from mmzero.runner.options import (
+    build_runner,
+    config_of,
+    enable_amp,
+    enable_auto_scale_lr,
+    enable_tta,
+    load_config,
+    tool_parser,
+)
 from mmzero.runner.zero_runner import ZeroRunner
 
 __all__ = [
     'ZeroRunner',
     'build_runner',
+    'config_of',
     'enable_amp',
     'enable_auto_scale_lr',
     'enable_tta',
     'load_config',
     'run_tool',
+    'tool_parser',
 ]

@@ -1,14 +1,57 @@
 """What the tools do with a config before a runner is built from it."""
 
+import argparse
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from mmzero.engines import LAUNCHERS
 from mmzero.errors import ConfigError
+
+
+def tool_parser(description: str) -> argparse.ArgumentParser:
+    """Make a parser with the arguments that mmdet's tools have in common.
+
+    Args:
+        description (str): What the tool does.
+
+    Returns:
+        argparse.ArgumentParser: It takes a config, ``--work-dir``, ``--cfg-options`` and ``--launcher``.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument('config', help='config file')
+    parser.add_argument('--work-dir', help='folder for logs and results')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        help='settings that override the config, as key=value; lists as key="[a,b]"',
+    )
+    parser.add_argument('--launcher', choices=list(LAUNCHERS), default='none')
+    # torch.distributed.launch passes it; torchrun sets the variable.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+    return parser
+
+
+def config_of(args: argparse.Namespace) -> Config:
+    """Read the config of a tool and put its common arguments in place.
+
+    Args:
+        args (argparse.Namespace): From a parser of :func:`tool_parser`.
+
+    Returns:
+        Config: The config, with ``launcher`` and ``work_dir``.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg = load_config(args.config, args.cfg_options)
+    cfg.launcher = args.launcher
+    cfg.work_dir = args.work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(args.config).stem)
+    return cfg
 
 
 def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
