@@ -4,6 +4,7 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import mmengine.runner.checkpoint
 import numpy as np
@@ -91,7 +92,7 @@ def numpy_pickle_globals() -> tuple:
     return tuple(found)
 
 
-def ddp_buffer_arguments(sync: bool) -> dict[str, bool]:
+def ddp_buffer_arguments(sync: bool) -> dict[str, Any]:
     """Name DDP's switch for broadcasting buffers before each forward.
 
     torch 2.13 renames ``broadcast_buffers`` to ``forward_sync_buffers`` and warns of the old name. Remove once the
@@ -101,7 +102,7 @@ def ddp_buffer_arguments(sync: bool) -> dict[str, bool]:
         sync (bool): Whether to broadcast them.
 
     Returns:
-        dict[str, bool]: A keyword argument of DistributedDataParallel.
+        dict[str, Any]: A keyword argument of DistributedDataParallel.
     """
     known = inspect.signature(DistributedDataParallel).parameters
     return {'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers': sync}

@@ -28,7 +28,8 @@ def test_config(path: Path) -> None:
     assert str(cfg.model_wrapper_cfg.stage) == path.stem[-1]
     plan = plan_of(cfg)
     assert {unit.class_name for unit in plan.units} >= {'SwinBlock', 'DeformableDetrTransformerDecoderLayer'}
-    assert plan.root.numel < 0.2 * plan.numel
+    # Blocks hold most of the model; of a small one less than of Swin-L, whose root is 5%.
+    assert plan.root.numel < (0.06 if 'swin_l' in path.stem else 0.3) * plan.numel
 
 
 @pytest.mark.parametrize('name', ['dino_swin_l_zero3', 'dino_swin_l_digits_zero3'])
