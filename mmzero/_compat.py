@@ -1,14 +1,17 @@
 """The only place for version checks and private imports, each with the condition that removes it."""
 
+import functools
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import mmengine.runner.checkpoint
 import numpy as np
+import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -57,20 +60,37 @@ def alone_in_checkpoint_io() -> Iterator[None]:
         module.get_dist_info = get_dist_info
 
 
-def set_reduce_scatter_unused_params(root: nn.Module) -> bool:
-    """Let ranks that did not use a parameter reduce zeros for it (FSDPModule, torch >= 2.13).
+HAS_REDUCE_SCATTER_UNUSED_PARAMS = hasattr(FSDPModule, 'set_reduce_scatter_unused_params')
+
+
+def set_reduce_scatter_unused_params(root: FSDPModule) -> None:
+    """Let ranks that did not use a parameter reduce zeros for it.
+
+    torch 2.13 has ``FSDPModule.set_reduce_scatter_unused_params``; before, gradients of zeros are put in place right
+    before a unit reduces. Remove the second way once the floor is torch 2.13.
 
     Args:
-        root (nn.Module): The sharded model.
-
-    Returns:
-        bool: Whether this torch has it. Remove once the floor is torch 2.13.
+        root (FSDPModule): The sharded model.
     """
-    setter = getattr(root, 'set_reduce_scatter_unused_params', None)
-    if setter is None:
-        return False
-    setter(True)
-    return True
+    if HAS_REDUCE_SCATTER_UNUSED_PARAMS:
+        root.set_reduce_scatter_unused_params(True)
+        return
+    for module in root.modules():  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            groups = getattr(state, '_fsdp_param_groups', None)
+            for group in [state._fsdp_param_group] if groups is None else groups:
+                group.post_backward = functools.partial(_reduce_with_zeros, group, group.post_backward)
+
+
+def _reduce_with_zeros(group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
+    for param in group.fsdp_params if group.reduce_grads else ():
+        whole = getattr(param, '_unsharded_param', None)
+        if whole is None or not whole.requires_grad or param.unsharded_accumulated_grad is not None:
+            continue
+        if whole.grad is None:
+            whole.grad = torch.zeros_like(whole)
+    post_backward(*unused)
 
 
 def numpy_pickle_globals() -> tuple:

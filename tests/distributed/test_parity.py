@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from mmzero import _compat
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import compare, train
 from tests.models import DINO_BLOCKS, ToyModel, detection_batch, tiny_dino, toy_batch
 
 pytestmark = pytest.mark.distributed
+
+NEEDS_NATIVE = pytest.mark.skipif(not _compat.HAS_REDUCE_SCATTER_UNUSED_PARAMS, reason='torch >= 2.13')
 
 # The design's bounds in fp32. The update as a whole, and each first gradient with its floor.
 BOUNDS = dict(loss=1e-6, norm=1e-6, grad=1e-6, update=1e-5)
@@ -102,8 +105,9 @@ def test_dino_trains_as_under_ddp_on_a_mesh() -> None:
     assert_equal(run_ranks(4, dino, {**DINO_CELLS, **HSDP_CELLS}))
 
 
-def rank_dependent() -> dict[str, dict]:
-    """A layer that runs on rank 0 alone, and one that runs nowhere."""
+def rank_dependent(native: bool) -> dict[str, dict]:
+    """A layer that runs on rank 0 alone, and one that runs nowhere; by torch's own means or those for older ones."""
+    _compat.HAS_REDUCE_SCATTER_UNUSED_PARAMS = native
     return distances(
         Branching, toy_batch, adamw, TOY_CELLS, dict(clip_grad=dict(max_norm=0.1)), 5, find_unused_parameters=True
     )
@@ -122,8 +126,9 @@ class Branching(ToyModel):
         return super().forward(inputs, labels, mode)
 
 
-def test_parameters_used_on_one_rank_only() -> None:
-    assert_equal(run_ranks(2, rank_dependent))
+@pytest.mark.parametrize('native', [False, pytest.param(True, marks=NEEDS_NATIVE)])
+def test_parameters_used_on_one_rank_only(native: bool) -> None:
+    assert_equal(run_ranks(2, rank_dependent, native))
 
 
 def bf16(stages: tuple[int, ...]) -> list[dict[str, float]]:

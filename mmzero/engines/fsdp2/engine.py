@@ -81,13 +81,7 @@ class FSDP2Engine(Engine):
     def _unused(self, plan: WrapPlan) -> UnusedParameters | None:
         if not self.config.find_unused_parameters:
             return None
-        if not set_reduce_scatter_unused_params(self.root):  # type: ignore[arg-type]
-            raise ConfigError(
-                [
-                    'model_wrapper_cfg.find_unused_parameters: stages 1 to 3 need torch >= 2.13 for it; '
-                    f'this is torch {torch.__version__}'
-                ]
-            )
+        set_reduce_scatter_unused_params(self.root)
         return UnusedParameters(self.root, plan, self.device)  # type: ignore[arg-type]
 
     @override
