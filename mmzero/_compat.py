@@ -5,7 +5,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import mmengine.runner.checkpoint
 import numpy as np
@@ -13,6 +13,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
+
+T = TypeVar('T')
 
 
 @contextmanager
@@ -26,19 +29,41 @@ def parameters_on_meta() -> Iterator[None]:
         None: Modules built inside have no parameter storage.
     """
     register = nn.Module.register_parameter
+    # One parameter may be registered in several places; kept weakly, so that what is real is freed.
+    made = WeakIdKeyDictionary()
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(self, name, param)
         if param is not None and not param.is_meta:
-            meta = nn.Parameter(param.detach().to('meta'), requires_grad=param.requires_grad)
-            meta.__dict__.update(vars(param))
-            self._parameters[name] = meta
+            if param not in made:
+                meta = nn.Parameter(param.detach().to('meta'), requires_grad=param.requires_grad)
+                meta.__dict__.update(vars(param))
+                made[param] = meta
+            self._parameters[name] = made[param]
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def build_with_meta_parameters(build: Callable[[], T]) -> T:
+    """Build a model with its parameters on meta, or for real where it reads their values while it is built.
+
+    Args:
+        build (Callable[[], T]): Builds the model; may be called twice.
+
+    Returns:
+        T: The model.
+    """
+    try:
+        with parameters_on_meta():
+            return build()
+    except (NotImplementedError, RuntimeError) as error:
+        if 'meta' not in str(error):
+            raise
+    return build()
 
 
 @contextmanager

@@ -110,7 +110,6 @@ def detection_batch(seed: int, images: int = 2, size: int = 32) -> dict:
         extent = (torch.rand(2, 2, generator=generator) + 0.2) * size / 2.5
         labels = torch.randint(0, 5, (2,), generator=generator)
         sample.gt_instances = InstanceData(bboxes=torch.cat([corner, corner + extent], dim=1), labels=labels)
-        inputs.append(inputs.pop())
         samples.append(sample)
     return dict(inputs=inputs, data_samples=samples)
 

@@ -1,14 +1,18 @@
 """Names of weights without what wrappers put into them."""
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from mmzero.errors import CheckpointError
+
+T = TypeVar('T')
 
 WRAPPER_PARTS = frozenset({'_orig_mod', '_checkpoint_wrapped_module', '_fsdp_wrapped_module'})
 
 
 def clean_name(name: str) -> str:
-    """Strip the parts that DDP, torch.compile, checkpoint wrappers and FSDP1 add to a name.
+    """Strip the parts that torch.compile, checkpoint wrappers and FSDP1 add to a name.
 
     Args:
         name (str): A key of a state dict.
@@ -16,8 +20,25 @@ def clean_name(name: str) -> str:
     Returns:
         str: The key under which the model itself knows the weight.
     """
-    parts = [part for part in name.split('.') if part not in WRAPPER_PARTS]
-    return '.'.join(parts[1:] if parts[0] == 'module' and len(parts) > 1 else parts)
+    return '.'.join(part for part in name.split('.') if part not in WRAPPER_PARTS)
+
+
+def clean_names(state: Mapping[str, T]) -> OrderedDict[str, T]:
+    """Strip from all names what wrappers put into them.
+
+    DDP's leading ``module.`` goes only where every name has it: a model may have an attribute of that name.
+
+    Args:
+        state (Mapping[str, T]): A state dict.
+
+    Returns:
+        OrderedDict[str, T]: The same values under clean names; MMEngine's loader sets attributes on it, which a plain
+        dict has not.
+    """
+    cleaned = OrderedDict((clean_name(name), value) for name, value in state.items())
+    if cleaned and all(name.startswith('module.') for name in cleaned):
+        cleaned = OrderedDict((name.removeprefix('module.'), value) for name, value in cleaned.items())
+    return cleaned
 
 
 def matching_names(saved: Iterable[str], wanted: Iterable[str], source: str) -> set[str]:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.utils import apply_to
 
 from mmzero._compat import alone_in_checkpoint_io, numpy_pickle_globals
-from mmzero.checkpoint.names import clean_name
+from mmzero.checkpoint.names import clean_names
 from mmzero.checkpoint.plain import message_hub_state
 from mmzero.errors import CheckpointError
 
@@ -89,9 +88,7 @@ def _normalised(loaded: Any, filename: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise CheckpointError(f'{filename} holds a {type(loaded).__name__}, not a dict of weights')
     checkpoint = dict(loaded) if 'state_dict' in loaded else dict(state_dict=loaded.get('model', loaded))
-    # MMEngine's loader sets attributes on the state dict, which a plain dict has not.
-    named = ((clean_name(name), value) for name, value in checkpoint['state_dict'].items())
-    checkpoint['state_dict'] = OrderedDict(named)
+    checkpoint['state_dict'] = clean_names(checkpoint['state_dict'])
     if isinstance(checkpoint.get('message_hub'), dict):
         checkpoint['message_hub'] = message_hub_state(checkpoint['message_hub'])
     return checkpoint

@@ -136,8 +136,22 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     """
     config = read_fields(ZeroConfig, cfg, path, faults)
     # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
-    if config.stage > 0 and config.stage == cfg.get('stage', config.stage):
+    if config.stage != cfg.get('stage', config.stage):
+        return config
+    if config.stage == 0:
+        _refuse_at_stage_0(config, path, faults)
+    else:
         for name in ('broadcast_buffers', 'static_graph'):
             if getattr(config, name):
                 faults.add(f'{path}.{name}', f'is an argument of DDP and needs stage=0; got stage={config.stage}')
     return config
+
+
+def _refuse_at_stage_0(config: ZeroConfig, path: str, faults: Faults) -> None:
+    """Nothing is sharded: what says how to shard would be ignored."""
+    default = ZeroConfig()
+    for name in ('reduce_dtype', 'output_dtype'):
+        if getattr(config.precision, name) != getattr(default.precision, name):
+            faults.add(f'{path}.precision.{name}', 'needs stage 1, 2 or 3; DDP reduces gradients as they are')
+    if config.mesh.replicate > 1:
+        faults.add(f'{path}.mesh', 'needs stage 1, 2 or 3; at stage 0 every rank holds all')

@@ -54,16 +54,17 @@ def materialize_buffers(model: nn.Module, device: torch.device) -> None:
         model (nn.Module): The model; its buffers are changed.
         device (torch.device): The device.
     """
-    done: dict[int, Tensor] = {}
+    # The old buffers are kept until all are done: the id of one that is freed may serve another.
+    done: dict[int, tuple[Tensor, Tensor]] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is None:
                 continue
             if id(buffer) not in done:
                 real = _to_device(buffer, device)
-                dist.broadcast(real, src=0)
-                done[id(buffer)] = real
-            module._buffers[name] = done[id(buffer)]
+                _broadcast(real)
+                done[id(buffer)] = (buffer, real)
+            module._buffers[name] = done[id(buffer)][1]
 
 
 def parameter_slots(model: nn.Module) -> Slots:
@@ -97,13 +98,18 @@ def materialize_parameters(params: Iterable[nn.Parameter], slots: Slots, device:
     made = []
     for param in params:
         data = _to_device(param.detach(), device)
-        dist.broadcast(data, src=0)
+        _broadcast(data)
         real = nn.Parameter(data, requires_grad=param.requires_grad)
         real.__dict__.update(vars(param))
         for module, name in slots[id(param)]:
             module._parameters[name] = real
         made.append(real)
     return made
+
+
+def _broadcast(tensor: Tensor) -> None:
+    # As bytes: backends do not know every dtype.
+    dist.broadcast(tensor.detach().reshape(-1).view(torch.uint8), src=0)
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:

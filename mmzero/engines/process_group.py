@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mmzero.errors import near_names
+from mmzero.errors import ConfigError, near_names
 
 LAUNCHERS = {
     'none': (),
@@ -101,7 +101,7 @@ def init_process_group(launcher: str = 'none', backend: str | None = None, **kwa
         os.environ['MASTER_PORT'] = str(port)
     os.environ.setdefault('MASTER_PORT', '29500')
     if 'MASTER_ADDR' not in os.environ:
-        raise ValueError(f'launcher {launcher!r}: set MASTER_ADDR to the address of the node of rank 0')
+        raise ConfigError([f'launcher {launcher!r}: set MASTER_ADDR to the address of the node of rank 0'])
     dist.init_process_group(backend, **kwargs)
 
 

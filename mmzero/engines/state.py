@@ -56,7 +56,9 @@ def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     gathered = {}
     for name, tensor in tensors.items():
-        full = gather(tensor)
+        # A module's extra state may be anything; rank 0's is kept.
+        is_tensor = isinstance(tensor, Tensor)
+        full = gather(tensor) if is_tensor else (tensor if dist.get_rank() == 0 else None)
         if full is not None:
             gathered[name] = full
     return gathered
@@ -69,7 +71,7 @@ def scatter_tensors(targets: dict[str, Tensor], full: dict[str, Tensor]) -> None
         targets (dict[str, Tensor]): The same names, in the same order, on every rank; changed in place.
         full (dict[str, Tensor]): Full tensors on rank 0; ignored on other ranks.
     """
-    names = [[name for name in targets if name in full]]
+    names = [[name for name, target in targets.items() if name in full and isinstance(target, Tensor)]]
     dist.broadcast_object_list(names, src=0)
     for name in names[0]:
         scatter(targets[name], full.get(name))

@@ -32,6 +32,8 @@ def checkpoint_module(module: nn.Module) -> Undo:
     Raises:
         ValueError: If ``forward`` of this instance was replaced already.
     """
+    if type(module).forward is nn.Module.forward:
+        raise ValueError(f'a {type(module).__name__} has no forward of its own; name the modules in it')
     if 'forward' in vars(module):
         raise ValueError(f'forward of this {type(module).__name__} was replaced on the instance already')
     module.forward = types.MethodType(_recomputed_forward, module)

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ import torch.distributed as dist
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from mmzero._compat import parameters_on_meta
+from mmzero._compat import build_with_meta_parameters
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import LAUNCHERS, world_size_of
-from mmzero.errors import PlanError, near_names
+from mmzero.errors import DataError, PlanError, near_names
 from mmzero.patches import apply_patches
 from mmzero.policies import build_policy
 from mmzero.runner.translate import refuse_keys, wrapper_fields
@@ -38,7 +38,12 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> None:
             config.mesh.sizes(world_size)
         except ValueError as error:
             faults.add('model_wrapper_cfg.mesh', str(error))
-    for path, advice in _missing_files(cfg):
+    load_from = cfg.get('load_from')
+    if isinstance(load_from, str) and '://' not in load_from and not os.path.isfile(load_from):
+        faults.add('load_from', f'no checkpoint at {load_from}')
+    # A checkpoint without resume may be there to be tested alone, without the training data.
+    will_train = cfg.get('train_dataloader') is not None and (load_from is None or cfg.get('resume'))
+    for path, advice in missing_data(cfg, ('train', 'val') if will_train else ()):
         faults.add(path, advice)
     _check_model(cfg, config, faults)
     faults.raise_if_any()
@@ -61,13 +66,18 @@ def _world_size(launcher: str, faults: Faults) -> int | None:
         return None
 
 
-def _missing_files(cfg: dict) -> Iterator[tuple[str, str]]:
-    """Data sets and checkpoints on this machine's disk that are not there."""
-    load_from = cfg.get('load_from')
-    if isinstance(load_from, str) and '://' not in load_from and not os.path.isfile(load_from):
-        yield 'load_from', f'no checkpoint at {load_from}'
+def missing_data(cfg: dict, splits: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Find annotation files on this machine's disk that are not there.
+
+    Args:
+        cfg (dict): Arguments of the runner and keys of the config.
+        splits (Sequence[str]): Which of 'train', 'val' and 'test' will be used.
+
+    Yields:
+        tuple[str, str]: Config path, and what is missing and what to do.
+    """
     seen = set()
-    for path, holder in _holders_of_annotations(cfg):
+    for path, holder in _holders_of_annotations(cfg, splits):
         ann_file, root = holder.get('ann_file'), holder.get('data_root') or ''
         if not isinstance(ann_file, str) or not ann_file or '://' in root + ann_file:
             continue
@@ -77,14 +87,33 @@ def _missing_files(cfg: dict) -> Iterator[tuple[str, str]]:
             yield f'{path}.ann_file', f'no file at {full}; put the data set there, or set data_root'
 
 
-def _holders_of_annotations(cfg: dict) -> Iterator[tuple[str, dict]]:
-    for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        yield from _datasets(cfg.get(name), name)
-    for name in ('val_evaluator', 'test_evaluator'):
-        metrics = cfg.get(name)
+def _holders_of_annotations(cfg: dict, splits: Sequence[str]) -> Iterator[tuple[str, dict]]:
+    for split in splits:
+        yield from _datasets(cfg.get(f'{split}_dataloader'), f'{split}_dataloader')
+        metrics = cfg.get(f'{split}_evaluator')
         for metric in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
             if isinstance(metric, dict):
-                yield name, metric
+                yield f'{split}_evaluator', metric
+
+
+def check_same_number_of_batches(count: int, name: str) -> None:
+    """Refuse data loaders of different lengths, with which ranks would wait for each other for ever. Collective.
+
+    Args:
+        count (int): This rank's number of batches.
+        name (str): The config key of the data loader.
+
+    Raises:
+        DataError: On every rank, if they differ.
+    """
+    counts: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(counts, count)
+    if len(set(counts)) > 1:
+        raise DataError(
+            f'{name}: ranks have {", ".join(map(str, counts))} batches, and a sharded model needs the same number on '
+            "each; use a sampler that fills up, such as dict(type='DefaultSampler', round_up=True), whose repeats the "
+            'evaluators drop'
+        )
 
 
 def _datasets(cfg: Any, path: str) -> Iterator[tuple[str, dict]]:
@@ -124,13 +153,27 @@ def _build_on_meta(model: dict, cfg: dict, faults: Faults) -> nn.Module | None:
     if cfg.get('data_preprocessor') is not None:
         model.setdefault('data_preprocessor', copy.deepcopy(cfg['data_preprocessor']))
     try:
-        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')), parameters_on_meta():
-            return MODELS.build(model)
+        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
+            built = build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(model)))
     except (KeyError, TypeError, ValueError, AssertionError, ImportError) as error:
         faults.add('model', f'cannot be built: {error}')
         return None
     finally:
         torch.set_rng_state(random_state)
+    for path in _hidden_modules(built):
+        faults.add('model', f'{path} holds a module outside of the module tree, which is not supported yet')
+    return built
+
+
+def _hidden_modules(model: nn.Module) -> list[str]:
+    """Modules kept where torch does not see them; their weights would stay on meta on ranks other than 0."""
+    known = set(model.modules())
+    return [
+        f'{name}.{attribute}'.lstrip('.')
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, nn.Module) and value not in known and any(p.is_meta for p in value.parameters())
+    ]
 
 
 def _has_sync_bn(cfg: dict, model: nn.Module) -> bool:

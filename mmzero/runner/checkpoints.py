@@ -83,9 +83,13 @@ class CheckpointMixin(Runner):
         state = random_state()
         self._random_state_hook().continue_from(state)
         checkpoint['random_states'] = gather_random_states(state)
-        self.call_hook('before_save_checkpoint', checkpoint=checkpoint)
         path = join_path(out_dir, filename, backend_args=backend_args or file_client_args)
-        on_rank0(lambda: write_checkpoint(plain(checkpoint), path, backend_args or file_client_args))
+        on_rank0(lambda: self._write(checkpoint, path, backend_args or file_client_args))
+
+    def _write(self, checkpoint: dict[str, Any], path: str, backend_args: dict | None) -> None:
+        # As in Runner on the main process only, where the state is.
+        self.call_hook('before_save_checkpoint', checkpoint=checkpoint)
+        write_checkpoint(plain(checkpoint), path, backend_args)
 
     def _meta(self, meta: dict, by_epoch: bool) -> dict:
         epoch, done = (self.epoch + 1, self.iter) if by_epoch else (self.epoch, self.iter + 1)
@@ -159,6 +163,7 @@ class CheckpointMixin(Runner):
         self._read = (filename, checkpoint)
         states = checkpoint.get('random_states')
         super().resume(filename, *args, **kwargs)
+        self._read = None
         if states is not None and len(states) == self.world_size:
             self._random_state_hook().continue_from(states[self.rank])
         else:
@@ -184,7 +189,7 @@ def _load_into_real(
     model: nn.Module, checkpoint: dict, filename: str, strict: bool, revise_keys: Sequence[tuple[str, str]]
 ) -> None:
     """Load into a model that is not sharded yet, by MMEngine's own function."""
-    matching_names(_revised(checkpoint['state_dict'], revise_keys), _own_names(model), filename)
+    _fitting_names(model, _revised(checkpoint['state_dict'], revise_keys), filename)
     _load_checkpoint_to_model(model, checkpoint, strict, revise_keys=list(revise_keys))
 
 
@@ -198,28 +203,33 @@ def _fitting_state(
     """Choose what of a checkpoint goes into the shards; rank 0's work, without communication."""
     state = _revised(saved, revise_keys)
     wanted = model.state_dict()
-    common = matching_names(state, wanted, filename)
-    wrong = [
-        f'{name} {tuple(state[name].shape)} for {tuple(wanted[name].shape)}'
-        for name in sorted(common)
-        if state[name].shape != wanted[name].shape
-    ]
-    missing, unexpected = sorted(wanted.keys() - common), sorted(state.keys() - common)
-    if wrong or (strict and (missing or unexpected)):
-        raise CheckpointError(
-            f'{filename} does not fit the model: wrong shapes: {wrong[:5]}; missing: {missing[:5]}; '
-            f'unexpected: {unexpected[:5]}'
+    fitting = _fitting_names(model, state, filename)
+    missing, left = sorted(wanted.keys() - fitting), sorted(state.keys() - fitting)
+    if strict and (missing or left):
+        raise CheckpointError(f'{filename} does not fit the model: missing: {missing[:5]}; left over: {left[:5]}')
+    if missing or left:
+        print_log(
+            f'{filename}: not loaded, since missing or of another shape: {missing}; left over: {left}',
+            'current',
+            logging.WARNING,
         )
-    if missing or unexpected:
-        print_log(f'{filename}: missing in it: {missing}; not in the model: {unexpected}', 'current', logging.WARNING)
-    return {name: state[name] for name in common}
+    return {name: state[name] for name in fitting}
+
+
+def _fitting_names(model: nn.Module, state: dict[str, Tensor], filename: str) -> set[str]:
+    wanted = {name: tensor.shape for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    common = matching_names(state, wanted, filename)
+    fitting = {name for name in common if state[name].shape == wanted[name]}
+    if common and not fitting:
+        name = min(common)
+        raise CheckpointError(
+            f'{filename}: no weight has the shape that the model wants; {name} is {tuple(state[name].shape)} there and '
+            f'{tuple(wanted[name])} in the model. Is it a checkpoint of a model of another size?'
+        )
+    return fitting
 
 
 def _revised(state: dict[str, Tensor], revise_keys: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
     for pattern, replacement in revise_keys:
         state = {re.sub(pattern, replacement, name): value for name, value in state.items()}
     return state
-
-
-def _own_names(model: nn.Module) -> list[str]:
-    return [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]

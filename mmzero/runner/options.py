@@ -73,7 +73,10 @@ def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
         cfg = Config.fromfile(filename)
     except (FileNotFoundError, KeyError, ModuleNotFoundError, SyntaxError) as error:
         raise ConfigError([f'{filename}: cannot be read: {error}']) from error
-    cfg.merge_from_dict(options or {})
+    try:
+        cfg.merge_from_dict(options or {})
+    except (KeyError, TypeError, IndexError) as error:
+        raise ConfigError([f'--cfg-options: do not fit {filename}: {error}']) from error
     return cfg
 
 

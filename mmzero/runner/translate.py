@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from mmengine.registry import HOOKS
+
 from mmzero.config import Faults
 from mmzero.errors import near_names
 
@@ -66,6 +68,8 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
         dict or OptimWrapper, optional: The translation.
     """
     if not isinstance(cfg, dict):
+        if cfg is not None:
+            faults.add('optim_wrapper', 'was built before the model is sharded; give its config, a dict')
         return cfg
     cfg = cfg.copy()
     # Left by bases of another package, to find its classes; ours are in the root registries.
@@ -138,11 +142,19 @@ def refuse_keys(cfg: dict, faults: Faults) -> None:
     named = {f'custom_hooks[{index}]': hook for index, hook in hooks.items()}
     named.update({f'default_hooks.{key}': hook for key, hook in (cfg.get('default_hooks') or {}).items()})
     for path, hook in named.items():
-        name = type_name(hook.get('type', '')) if isinstance(hook, dict) else type(hook).__name__
-        if name in REFUSED_HOOKS:
+        for name in _class_names(hook) & REFUSED_HOOKS.keys():
             faults.add(path, f'{name} {REFUSED_HOOKS[name]}')
     wrapper = cfg.get('model_wrapper_cfg')
     if wrapper is None:
         faults.add('model_wrapper_cfg', "is missing; add model_wrapper_cfg = dict(type='ZeroModelWrapper', stage=3)")
     elif type_name(wrapper.get('type', 'ZeroModelWrapper')) != 'ZeroModelWrapper':
         faults.add('model_wrapper_cfg.type', f"got {wrapper['type']!r}; ZeroRunner needs 'ZeroModelWrapper'")
+
+
+def _class_names(hook: Any) -> set[str]:
+    """Names of a hook's class and its bases; of a config whose class is not found, its name alone."""
+    if not isinstance(hook, dict):
+        return {base.__name__ for base in type(hook).__mro__}
+    given = hook.get('type', '')
+    cls = HOOKS.get(given) if isinstance(given, str) else given
+    return {type_name(given), *(base.__name__ for base in getattr(cls, '__mro__', ()))}

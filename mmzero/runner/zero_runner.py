@@ -1,7 +1,8 @@
 """ZeroRunner."""
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from mmengine.config import Config
@@ -12,16 +13,18 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from mmengine.runner.utils import set_random_seed
 from torch import nn
 
-from mmzero._compat import parameters_on_meta
+from mmzero._compat import build_with_meta_parameters
 from mmzero.checkpoint import safe_loading
 from mmzero.config import Faults
 from mmzero.engines import init_process_group, on_rank0
 from mmzero.errors import DataError
 from mmzero.hooks import HostMemoryHook, RandomStateHook
-from mmzero.runner.check import check_config
+from mmzero.runner.check import check_config, check_same_number_of_batches, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model
 from mmzero.runner.translate import is_amp, translate_optim_wrapper, wrapper_fields
 from mmzero.wrappers import ZeroModelWrapper
+
+T = TypeVar('T')
 
 
 @RUNNERS.register_module()
@@ -55,9 +58,10 @@ class ZeroRunner(CheckpointMixin, Runner):
         faults = Faults()
         amp = is_amp(kwargs.get('optim_wrapper'))
         kwargs['optim_wrapper'] = translate_optim_wrapper(kwargs.get('optim_wrapper'), faults)
-        given = {name: value for name, value in kwargs.items() if value is not None}
+        self._given = given = {name: value for name, value in kwargs.items() if value is not None}
         self._wrapper_fields = wrapper_fields({**cfg, **given}, kwargs['optim_wrapper'])
         self._wrapper: ZeroModelWrapper | None = None
+        self._training = False
         self._read: tuple[str, dict] | None = None
         check_config({**cfg, **given, 'model': model}, kwargs['optim_wrapper'], faults)
         # Taken over by the wrapper; Runner would apply its own on top.
@@ -90,8 +94,11 @@ class ZeroRunner(CheckpointMixin, Runner):
         """
         if dist.get_rank() == 0:
             return super().build_model(model)
-        with parameters_on_meta():
-            return super().build_model(model)
+        if isinstance(model, nn.Module):
+            return model
+        # Building changes the config, and may happen twice.
+        build = super().build_model
+        return build_with_meta_parameters(lambda: build(copy.deepcopy(model)))
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Leave the model as it is: it is wrapped once its weights are there.
@@ -111,9 +118,11 @@ class ZeroRunner(CheckpointMixin, Runner):
         Returns:
             nn.Module: The wrapped model after training.
         """
+        self._training = True
+        self._check_files('train', 'val')
         if self._train_loop is not None:
             self._train_loop = self.build_train_loop(self._train_loop)
-        self.prepare(init_weights=True)
+        self.prepare()
         return super().train()
 
     def val(self) -> dict:
@@ -122,7 +131,8 @@ class ZeroRunner(CheckpointMixin, Runner):
         Returns:
             dict: Metrics.
         """
-        self.prepare(init_weights=False)
+        self._check_files('val')
+        self.prepare()
         return super().val()
 
     def test(self) -> dict:
@@ -131,19 +141,26 @@ class ZeroRunner(CheckpointMixin, Runner):
         Returns:
             dict: Metrics.
         """
-        self.prepare(init_weights=False)
+        self._check_files('test')
+        self.prepare()
         return super().test()
 
-    def prepare(self, init_weights: bool) -> None:
+    def _check_files(self, *splits: str) -> None:
+        faults = Faults()
+        for path, advice in missing_data({**self.cfg, **self._given}, splits):
+            faults.add(path, advice)
+        faults.raise_if_any()
+
+    def prepare(self) -> None:
         """Steps 4 to 7, once. Collective.
 
-        Args:
-            init_weights (bool): Whether to initialise weights before a checkpoint is loaded.
+        Weights are initialised where training may come; a checkpoint of the whole model to evaluate needs none.
         """
         if self._wrapper is not None:
             return
         model = self._convert_layers(self.model)
-        if init_weights and hasattr(model, 'init_weights'):
+        evaluates_only = self._train_loop is None or (self._load_from is not None and not self._training)
+        if not evaluates_only and hasattr(model, 'init_weights'):
             on_rank0(lambda: _init_weights(model))
         self._load_before_sharding(model)
         inner = bare_model(model)
@@ -164,17 +181,53 @@ class ZeroRunner(CheckpointMixin, Runner):
     def _load_before_sharding(self, model: nn.Module) -> None:
         source = self._load_from
         if self._resume and source is None:
-            source = find_latest_checkpoint(self.work_dir)
+            # Rank 0's answer: another node may not see the file.
+            source = _from_rank0(lambda: find_latest_checkpoint(self.work_dir))
             self.logger.info(f'resuming from the latest checkpoint: {source}')
             if source is None:
                 self._resume = False
         if source is not None and not self._has_loaded:
             self._load_from = source
-            self._read = (source, self.load_checkpoint(source))
+            checkpoint = self.load_checkpoint(source)
+            # Resuming goes on with what was read once; else the file's memory is free from here.
+            self._read = (source, checkpoint) if self._resume else None
             self._has_loaded = not self._resume
 
     def _init_model_weights(self) -> None:
         """Nothing is left to do for Runner: the weights were there before sharding."""
+
+    def build_val_loop(self, loop: Any) -> Any:
+        """Build the validation loop.
+
+        Args:
+            loop (BaseLoop or dict): As Runner's.
+
+        Returns:
+            BaseLoop: The loop.
+
+        Raises:
+            DataError: On every rank, if ranks have different numbers of batches and the model is sharded.
+        """
+        return self._even(super().build_val_loop(loop), 'val_dataloader')
+
+    def build_test_loop(self, loop: Any) -> Any:
+        """Build the test loop.
+
+        Args:
+            loop (BaseLoop or dict): As Runner's.
+
+        Returns:
+            BaseLoop: The loop.
+
+        Raises:
+            DataError: On every rank, if ranks have different numbers of batches and the model is sharded.
+        """
+        return self._even(super().build_test_loop(loop), 'test_dataloader')
+
+    def _even(self, loop: Any, name: str) -> Any:
+        if self._wrapper is not None and self._wrapper.engine.shards:
+            check_same_number_of_batches(len(loop.dataloader), name)
+        return loop
 
     @classmethod
     def build_dataloader(cls, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,6 +248,12 @@ class ZeroRunner(CheckpointMixin, Runner):
             return Runner.build_dataloader(dataloader, *args, **kwargs)
         except FileNotFoundError as error:
             raise DataError(f'the data set cannot be read: {error}; put the files there, or set data_root') from error
+
+
+def _from_rank0(work: Callable[[], T]) -> T:
+    box = [on_rank0(work)]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]  # type: ignore[return-value]
 
 
 def _init_weights(model: nn.Module) -> None:

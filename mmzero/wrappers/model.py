@@ -10,6 +10,7 @@ from mmengine.model import BaseDataPreprocessor, BaseModel
 from mmengine.registry import MODEL_WRAPPERS
 from mmengine.runner import Runner
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import build_engine, init_process_group
@@ -44,6 +45,8 @@ class ZeroModelWrapper(nn.Module):
         self.config = read_zero_config(dict(stage=stage, **fields), 'model_wrapper_cfg', faults)
         _check_mesh(self.config, faults)
         faults.raise_if_any()
+        if any(isinstance(param, DTensor) for param in module.parameters()):
+            raise ConfigError([f'model: this {type(module).__name__} is sharded already; build a new one'])
         self.patched = apply_patches(module, self.config.activation_checkpointing)
         try:
             self.plan: WrapPlan = build_policy(self.config.wrap_policy)(module)
@@ -99,6 +102,13 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             dict[str, Tensor]: Losses for logging, of this rank's batch.
         """
+        if getattr(optim_wrapper, 'engine', None) is not self.engine:
+            raise ConfigError(
+                [
+                    f'optim_wrapper: a {type(optim_wrapper).__name__} that was not built on this model; build a '
+                    'ZeroOptimWrapper on the parameters of the wrapped model'
+                ]
+            )
         with optim_wrapper.optim_context(self):
             data = self.module.data_preprocessor(data, True)
             losses = BaseModel._run_forward(self, data, mode='loss')

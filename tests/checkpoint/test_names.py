@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmzero.checkpoint import clean_name, matching_names
+from mmzero.checkpoint import clean_names, matching_names
 from mmzero.errors import CheckpointError
 
 
@@ -22,8 +22,13 @@ from mmzero.errors import CheckpointError
         ('modules.0.weight', 'modules.0.weight'),
     ],
 )
-def test_clean_name(saved, clean):
-    assert clean_name(saved) == clean
+def test_clean_names(saved, clean):
+    assert list(clean_names({saved: 1})) == [clean]
+
+
+def test_an_attribute_named_module_keeps_its_name():
+    names = {'module.weight': 1, 'head.weight': 2}
+    assert clean_names(names) == names
 
 
 def test_matching_names():

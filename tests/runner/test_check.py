@@ -35,6 +35,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             'optim_wrapper.clip_gard': dict(max_norm=1),
             'optim_wrapper.dtype': 'float16',
             'load_from': 'nowhere.pth',
+            'resume': True,
             'train_dataloader.dataset.ann_file': 'annotations/lost.json',
             'activation_checkpointing': ['bakbone'],
             'launcher': 'slrum',

@@ -4,6 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -31,18 +32,32 @@ def clip_norm(
     Returns:
         Tensor: The norm before clipping, 0-dim, the same on every rank.
     """
+    norm_type = float(norm_type)
     kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for param in params:
         grad = param.grad
         kinds[(grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None].append(param)
     norms = []
     for group in kinds.values():
-        norm = get_total_norm(
-            [param.grad for param in group if param.grad is not None], norm_type, error_if_nonfinite, foreach
-        )
+        grads = [param.grad for param in group if param.grad is not None]
+        if norm_type == float('inf'):
+            norms.append(_largest(grads))
+            continue
+        norm = get_total_norm(grads, norm_type, foreach=foreach)
         # float() of a sharded norm would be this rank's own.
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(f'the gradient norm of order {norm_type} is {float(total)}, so gradients cannot be clipped')
     for group in kinds.values():
         clip_grads_with_norm_(group, max_norm, total, foreach)
     return total
+
+
+def _largest(grads: list[Tensor]) -> Tensor:
+    """The largest absolute value. torch's own fails on a rank whose shard of a gradient is empty."""
+    local = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+    values = [grad.abs().max().float() for grad in local if grad.numel()]
+    largest = torch.stack(values).max() if values else torch.zeros((), device=local[0].device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest

@@ -1,0 +1,183 @@
+"""What users do with a runner besides one training from a config file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
+from torch import nn
+
+from mmzero.errors import CheckpointError, ConfigError
+from tests.models import ToyModel
+from tests.vectors import Vectors, loader, vector_runner
+
+pytestmark = pytest.mark.usefixtures('group')
+
+
+def weights(runner: Any) -> dict[str, torch.Tensor]:
+    state = runner.model.engine.model_state()
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def save_weights(path: Path, model: nn.Module, **meta: Any) -> str:
+    torch.save(dict(state_dict=model.state_dict(), **meta), path)
+    return str(path)
+
+
+def test_train_then_test_and_val(tmp_path: Path) -> None:
+    runner = vector_runner(tmp_path)
+    runner.train()
+    assert runner.test() == runner.val() == dict(count=6)
+
+
+def test_a_built_optim_wrapper_is_refused(tmp_path: Path) -> None:
+    model = ToyModel()
+    with pytest.raises(ConfigError, match='optim_wrapper: was built before the model is sharded'):
+        vector_runner(tmp_path, model, optim_wrapper=OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
+class Initialised(ToyModel):
+    """Counts calls of init_weights."""
+
+    calls = 0
+
+    def init_weights(self) -> None:
+        type(self).calls += 1
+
+
+def test_weights_are_initialised_once_for_training_and_not_for_testing_a_checkpoint(tmp_path: Path) -> None:
+    runner = vector_runner(tmp_path, Initialised())
+    runner.val()
+    runner.train()
+    assert Initialised.calls == 1
+    file = save_weights(tmp_path / 'weights.pth', ToyModel())
+    vector_runner(tmp_path, Initialised(), load_from=file).test()
+    assert Initialised.calls == 1
+
+
+def test_load_from_frees_the_file_and_loads_again(tmp_path: Path) -> None:
+    source = ToyModel()
+    file = save_weights(tmp_path / 'weights.pth', source)
+    runner = vector_runner(tmp_path, load_from=file)
+    runner.train()
+    assert runner._read is None
+    assert not torch.equal(weights(runner)['stem.weight'], source.stem.weight)
+    runner.load_checkpoint(file)
+    assert all(torch.equal(value, source.state_dict()[name]) for name, value in weights(runner).items())
+
+
+@pytest.mark.parametrize('sharded', [False, True])
+def test_names_that_fit_with_shapes_that_do_not(tmp_path: Path, sharded: bool) -> None:
+    file = save_weights(tmp_path / 'wide.pth', ToyModel(width=24, classes=9, scalar=False))
+    runner = vector_runner(tmp_path, ToyModel(scalar=False), load_from=None if sharded else file)
+    runner.model.unused = nn.Identity()
+    runner.model.frozen = nn.Identity()
+    with pytest.raises(CheckpointError, match=r'no weight has the shape that the model wants; .* is \(24'):
+        runner.train()
+        runner.load_checkpoint(file)
+
+
+@pytest.mark.parametrize('sharded', [False, True])
+def test_a_head_of_another_size_is_left(tmp_path: Path, sharded: bool) -> None:
+    source = ToyModel(classes=9)
+    file = save_weights(tmp_path / 'nine.pth', source)
+    runner = vector_runner(tmp_path, load_from=None if sharded else file)
+    runner.prepare()
+    if sharded:
+        runner.load_checkpoint(file)
+    assert torch.equal(weights(runner)['stem.weight'], source.stem.weight)
+    with pytest.raises(CheckpointError, match=r"does not fit the model: missing: \['head.weight', 'tied.weight'\]"):
+        runner.load_checkpoint(file, strict=True)
+
+
+class ReadsWhileBuilt(ToyModel):
+    """Reads a parameter's value in its constructor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = float(self.stem.weight.max())
+
+
+class Outside(ToyModel):
+    """Keeps a teacher where torch does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__['teacher'] = nn.Linear(2, 2)
+
+
+def test_a_model_that_reads_its_weights_while_built(tmp_path: Path) -> None:
+    vector_runner(tmp_path, dict(type=ReadsWhileBuilt)).train()
+
+
+def test_a_module_outside_of_the_tree_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='model: teacher holds a module outside of the module tree'):
+        vector_runner(tmp_path, dict(type=Outside))
+
+
+class Extra(ToyModel):
+    """Has extra state and an attribute named module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(12, 12)
+        self.extra: Any = None
+
+    def get_extra_state(self) -> Any:
+        return dict(seen=3)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def test_extra_state_and_an_attribute_named_module(tmp_path: Path) -> None:
+    vector_runner(tmp_path, Extra()).train()
+    saved = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)
+    assert saved['state_dict']['_extra_state'] == dict(seen=3)
+    runner = vector_runner(tmp_path, Extra(), load_from=str(tmp_path / 'epoch_1.pth'))
+    runner.prepare()
+    assert torch.equal(weights(runner)['module.weight'], saved['state_dict']['module.weight'])
+    assert runner.model.module.extra == dict(seen=3)
+
+
+class DropsTheBias(Hook):
+    """Edits the checkpoint, as hooks of projects do."""
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        del checkpoint['state_dict']['stem.bias']
+
+
+def test_hooks_edit_the_checkpoint(tmp_path: Path) -> None:
+    vector_runner(tmp_path, custom_hooks=[DropsTheBias()]).train()
+    assert 'stem.bias' not in torch.load(tmp_path / 'epoch_1.pth')['state_dict']
+
+
+def test_checkpointing_a_list_of_modules_is_refused(tmp_path: Path) -> None:
+    wrapper = dict(activation_checkpointing=['blocks'])
+    with pytest.raises(ConfigError, match='a ModuleList has no forward of its own; name the modules in it'):
+        vector_runner(tmp_path, wrapper=wrapper)
+
+
+def test_a_sharded_model_is_refused(tmp_path: Path) -> None:
+    model = ToyModel()
+    vector_runner(tmp_path, model).prepare()
+    with pytest.raises(ConfigError, match='is sharded already'):
+        vector_runner(tmp_path, model).prepare()
+
+
+@pytest.mark.parametrize('wrapper', [dict(precision=dict(reduce_dtype='bfloat16')), dict(mesh=dict(replicate=2))])
+def test_what_says_how_to_shard_is_refused_at_stage_0(tmp_path: Path, wrapper: dict) -> None:
+    with pytest.raises(ConfigError, match='needs stage 1, 2 or 3'):
+        vector_runner(tmp_path, stage=0, wrapper=wrapper)
+
+
+def test_testing_needs_no_training_data(tmp_path: Path) -> None:
+    file = save_weights(tmp_path / 'weights.pth', ToyModel())
+    lost = loader()
+    lost['dataset'] = dict(type=Vectors, ann_file='lost.json')
+    runner = vector_runner(tmp_path, load_from=file, train_dataloader=lost)
+    assert runner.test() == dict(count=6)
+    with pytest.raises(ConfigError, match='no file at lost.json'):
+        vector_runner(tmp_path, load_from=file, train_dataloader=lost).train()
