@@ -61,7 +61,7 @@ def start(*args, cwd):
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_it_trains_draws_and_says_where(config, tmp_path):
-    options = ['--cfg-options', 'train_cfg.max_epochs=1']
+    options = ['--cfg-options', 'train_cfg.max_epochs=1', 'train_cfg.val_begin=1']
     process = start('--config', 'tiny.py', '--work-dir', 'run', '--nproc', '2', *options, cwd=tmp_path)
     output, _ = process.communicate()
     assert process.returncode == 0, output
