@@ -28,8 +28,8 @@ TOY_CELLS = {f'stage{stage}': dict(stage=stage, wrap_policy=BLOCKS) for stage in
 TOY_CELLS['root unit'] = dict(stage=3)
 DINO_CELLS = {f'stage{stage}': dict(stage=stage, wrap_policy=DINO_UNITS) for stage in STAGES}
 DINO_CELLS['root unit'] = dict(stage=3)
-# DDP orders its buckets by this, and with it the sums of four ranks: stock DDP differs from itself by 8e-4 of the update
-# after 5 steps, by Adam's share of gradients that are truly zero. The reference sets it, so this cell does.
+# DDP orders its buckets by this, and with it the sums of four ranks: stock DDP differs from itself by 8e-4 of the
+# update after 5 steps, by Adam's share of gradients that are truly zero. The reference sets it, so this cell does.
 DINO_CELLS['stage0']['find_unused_parameters'] = True
 HSDP_CELLS = {
     f'hsdp stage{stage}': dict(stage=stage, mesh=dict(replicate=2), wrap_policy=DINO_UNITS) for stage in (1, 2, 3)
