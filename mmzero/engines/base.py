@@ -68,6 +68,17 @@ class Engine(ABC):
         self.model: nn.Module | None = None
         self.optimizer: Optimizer | None = None
 
+    def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027
+        """Refuse units that the engine cannot train; before a process group exists.
+
+        Args:
+            model (nn.Module): The model; its parameters may be on the meta device.
+            plan (WrapPlan): Its units.
+
+        Raises:
+            PlanError: If a unit cannot be trained as the config asks.
+        """
+
     @abstractmethod
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         """Shard the model in place; afterwards every rank has rank 0's parameters and buffers.

@@ -12,7 +12,7 @@ from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
 from mmzero.config import Faults, ZeroConfig, read_zero_config
-from mmzero.engines import LAUNCHERS, world_size_of
+from mmzero.engines import LAUNCHERS, build_engine, world_size_of
 from mmzero.errors import DataError, PlanError, near_names
 from mmzero.patches import apply_patches
 from mmzero.policies import build_policy
@@ -135,7 +135,8 @@ def _check_model(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
     if model is None:
         return
     try:
-        build_policy(config.wrap_policy)(model)
+        plan = build_policy(config.wrap_policy)(model)
+        build_engine(config).check_plan(model, plan)
     except (PlanError, ValueError) as error:
         faults.add('model_wrapper_cfg.wrap_policy', str(error))
     try:

@@ -11,7 +11,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mmzero.engines import LAUNCHERS
-from mmzero.errors import ConfigError
+from mmzero.errors import ConfigError, near_names
 
 
 def tool_parser(description: str) -> argparse.ArgumentParser:
@@ -133,5 +133,17 @@ def build_runner(cfg: Config) -> Runner:
 
     Returns:
         Runner: The runner.
+
+    Raises:
+        ConfigError: If it names none that exists, or holds fields that would have no effect.
     """
-    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    name = cfg.get('runner_type')
+    if name is None:
+        if 'ZeroModelWrapper' in str((cfg.get('model_wrapper_cfg') or {}).get('type')):
+            raise ConfigError(
+                ["runner_type: is missing, without which ZeroModelWrapper cannot train; add 'mmzero.ZeroRunner'"]
+            )
+        return Runner.from_cfg(cfg)
+    if isinstance(name, str) and RUNNERS.get(name) is None:
+        raise ConfigError([f'runner_type: no runner {name!r}{near_names(name, ("mmzero.ZeroRunner", "Runner"))}'])
+    return RUNNERS.build(cfg)

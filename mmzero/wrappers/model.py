@@ -48,14 +48,15 @@ class ZeroModelWrapper(nn.Module):
         if any(isinstance(param, DTensor) for param in module.parameters()):
             raise ConfigError([f'model: this {type(module).__name__} is sharded already; build a new one'])
         self.patched = apply_patches(module, self.config.activation_checkpointing)
+        self.engine = build_engine(self.config)
         try:
             self.plan: WrapPlan = build_policy(self.config.wrap_policy)(module)
+            self.engine.check_plan(module, self.plan)
         except Exception:
             # The user mends the policy and wraps the same model again.
             self.patched.undo()
             raise
         self._announce()
-        self.engine = build_engine(self.config)
         self.engine.shard(module, self.plan)
         self.module: Any = module
         for child in module.modules():
@@ -66,7 +67,7 @@ class ZeroModelWrapper(nn.Module):
     def _announce(self) -> None:
         config = self.config
         replicate, shard = config.mesh.sizes(dist.get_world_size())
-        kept_by = 1 if config.stage == 0 else shard
+        kept_by = shard if self.engine.shards else 1
         itemsize = config.precision.param_dtype.itemsize if config.precision.param_dtype else None
         _log(
             f'ZeRO stage {config.stage} on {replicate} x {shard} ranks (replicate x shard), '

@@ -9,6 +9,7 @@ from mmengine.registry import RUNNERS
 
 import mmzero  # noqa: F401
 from mmzero.errors import ConfigError
+from mmzero.runner import build_runner
 from tests.runs import digits_config
 
 
@@ -87,6 +88,24 @@ def test_the_users_config_is_not_changed(config: Any) -> None:
     before = copy.deepcopy(config.to_dict())
     faults_of(config)
     assert config.to_dict() == before
+
+
+def test_batch_norm_in_units_of_16_bit(config: Any) -> None:
+    backbone = dict(
+        _delete_=True, type='ResNet', depth=18, out_indices=(0, 1), num_stages=2, strides=(1, 2), dilations=(1, 1)
+    )
+    changes = {'model.backbone': backbone, 'model.neck.in_channels': [64, 128], 'optim_wrapper.dtype': 'bfloat16'}
+    config.merge_from_dict({**changes, 'model_wrapper_cfg.wrap_policy.classes': ['BasicBlock']})
+    assert 'the unit backbone.layer1.0 (BasicBlock) holds a BatchNorm2d (bn1)' in faults_of(config)
+
+
+def test_a_config_without_a_runner(config: Any) -> None:
+    config.pop('runner_type')
+    with pytest.raises(ConfigError, match='runner_type: is missing'):
+        build_runner(config)
+    config.runner_type = 'mmzero.ZeroRuner'
+    with pytest.raises(ConfigError, match="no runner 'mmzero.ZeroRuner'; did you mean 'mmzero.ZeroRunner'"):
+        build_runner(config)
 
 
 def test_sync_bn_on_a_cpu(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -24,12 +25,26 @@ from mmzero.engines.materialize import (
     materialize_parameters,
     parameter_slots,
 )
-from mmzero.errors import ConfigError
+from mmzero.errors import ConfigError, PlanError
 from mmzero.policies import Unit, WrapPlan
 
 
 class FSDP2Engine(Engine):
     """Engine of stages 1 to 3: ``torch.distributed.fsdp.fully_shard`` on every unit, then on the root."""
+
+    @override
+    def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
+        if self.config.precision.param_dtype in (None, torch.float32):
+            return
+        for unit in plan.units[:-1]:
+            for name, layer in model.get_submodule(unit.name).named_modules():
+                if isinstance(layer, _BatchNorm):
+                    raise PlanError(
+                        f'the unit {unit.name} ({unit.class_name}) holds a {type(layer).__name__} ({name}), whose '
+                        'running statistics stay in float32 while its weights would be gathered in '
+                        f'{self.config.precision.param_dtype}; leave {unit.class_name} out of the policy, or train '
+                        'in float32'
+                    )
 
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
