@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 600
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, backend: str = 'gloo') -> list[Any]:

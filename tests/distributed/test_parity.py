@@ -105,7 +105,8 @@ def test_dino_trains_as_under_ddp(world_size: int) -> None:
 
 @pytest.mark.slow
 def test_dino_trains_as_under_ddp_on_a_mesh() -> None:
-    assert_equal(run_ranks(4, dino, {**DINO_CELLS, **HSDP_CELLS}))
+    cells = {name: DINO_CELLS[name] for name in ('stage0', 'stage1', 'stage3')}
+    assert_equal(run_ranks(4, dino, {**cells, **HSDP_CELLS}))
 
 
 def rank_dependent(native: bool) -> dict[str, dict]:
