@@ -29,6 +29,9 @@ def this_device() -> torch.device:
     Returns:
         torch.device: The device.
     """
-    if torch.cuda.is_available():
-        return torch.device('cuda', int(os.environ.get('LOCAL_RANK', torch.cuda.current_device())))
-    return torch.device('cpu')
+    if not torch.cuda.is_available():
+        return torch.device('cpu')
+    if 'LOCAL_RANK' in os.environ:
+        return torch.device('cuda', int(os.environ['LOCAL_RANK']))
+    # Asked only here: it starts CUDA on a GPU, which the check of a config must not.
+    return torch.device('cuda', torch.cuda.current_device())

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from mmzero.engines import LAUNCHERS, init_process_group, process_group, rank_of, world_size_of
+from mmzero.engines.build import this_device
 
 OPEN_MPI = ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK')
 SETS = [
@@ -130,3 +131,15 @@ def test_address_is_asked_for(env, joined):
     with pytest.raises(ValueError, match="launcher 'mpi': set MASTER_ADDR to the address"):
         init_process_group('mpi')
     assert not joined
+
+
+def test_naming_the_device_does_not_start_cuda(monkeypatch):
+    """The check of a config builds an engine before any rank has chosen its GPU."""
+
+    def start():
+        raise AssertionError('CUDA was started')
+
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'current_device', start)
+    monkeypatch.setenv('LOCAL_RANK', '3')
+    assert this_device() == torch.device('cuda', 3)
