@@ -2,7 +2,7 @@
 
 from mmzero.engines.base import Engine, engine_of
 from mmzero.engines.build import build_engine
-from mmzero.engines.process_group import LAUNCHERS, init_process_group, rank_of, world_size_of
+from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0
 
 __all__ = [
@@ -12,6 +12,5 @@ __all__ = [
     'engine_of',
     'init_process_group',
     'on_rank0',
-    'rank_of',
     'world_size_of',
 ]

@@ -38,18 +38,6 @@ def world_size_of(launcher: str) -> int:
     return _ranks(launcher)[1]
 
 
-def rank_of(launcher: str) -> int:
-    """Read this process's rank from the environment; 0 without a launcher.
-
-    Args:
-        launcher (str): A key of :data:`LAUNCHERS`.
-
-    Returns:
-        int: The rank.
-    """
-    return _ranks(launcher)[0]
-
-
 def _ranks(launcher: str) -> tuple[int, int, int]:
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size(), int(os.environ.get('LOCAL_RANK', 0))

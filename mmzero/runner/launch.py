@@ -11,9 +11,10 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from mmzero.engines import LAUNCHERS
 from mmzero.errors import ZeroError
 
-RANK_VARIABLES = ('RANK', 'SLURM_PROCID', 'OMPI_COMM_WORLD_RANK', 'PMI_RANK')
+RANK_VARIABLES = tuple(names[0] for ways in LAUNCHERS.values() for names in ways)
 
 PATIENCE_SECONDS = 10
 
