@@ -28,6 +28,7 @@ _ALLOWED = {
     'wrappers': _WRAPPERS,
     'hooks': _WRAPPERS,
     'runner': _WRAPPERS | {'hooks'},
+    'analysis': _WRAPPERS | {'hooks', 'runner', 'analysis'},
 }
 # Integrations have no place in the order: they may import any room.
 _INTEGRATIONS = 'integrations'
