@@ -151,3 +151,17 @@ def ddp_buffer_arguments(sync: bool) -> dict[str, Any]:
     """
     known = inspect.signature(DistributedDataParallel).parameters
     return {'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers': sync}
+
+
+def profiled_events(profile: Any) -> list[Any]:
+    """The outermost events of a profile, each with its children, allocations among them.
+
+    ``torch.profiler`` has no public way to the single allocations; ``export_memory_timeline`` gives sums only.
+
+    Args:
+        profile (torch.profiler.profile): Ended.
+
+    Returns:
+        list: Events with ``tag``, ``name``, ``start_time_ns``, ``children`` and, for allocations, ``extra_fields``.
+    """
+    return profile.profiler.kineto_results.experimental_event_tree()

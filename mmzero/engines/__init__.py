@@ -2,12 +2,14 @@
 
 from mmzero.engines.base import Engine, engine_of
 from mmzero.engines.build import build_engine
+from mmzero.engines.forecast import Forecast
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0
 
 __all__ = [
     'LAUNCHERS',
     'Engine',
+    'Forecast',
     'build_engine',
     'engine_of',
     'init_process_group',

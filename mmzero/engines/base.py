@@ -15,12 +15,14 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mmzero.config import ZeroConfig
+from mmzero.engines.forecast import Forecast
 from mmzero.engines.state import (
     gather_optimizer,
     gather_tensors,
     scatter_optimizer,
     scatter_tensors,
 )
+from mmzero.errors import PlanError
 from mmzero.policies import WrapPlan
 
 _ENGINES = WeakIdKeyDictionary()
@@ -78,6 +80,23 @@ class Engine(ABC):
         Raises:
             PlanError: If a unit cannot be trained as the config asks.
         """
+
+    def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
+        """Say what memory and traffic one optimizer step takes. Needs neither a model nor a process group.
+
+        Args:
+            plan (WrapPlan): The units.
+            world_size (int): Number of ranks.
+            micro_batches (int): Forwards and backwards per optimizer step.
+            state_itemsize (int): Bytes of optimizer state per trained parameter: 8 for Adam in fp32.
+
+        Returns:
+            Forecast: The forecast for one rank.
+
+        Raises:
+            PlanError: If the engine has none.
+        """
+        raise PlanError(f'{type(self).__name__} cannot forecast memory and traffic yet')
 
     @abstractmethod
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:

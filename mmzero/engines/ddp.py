@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from mmzero._compat import ddp_buffer_arguments
 from mmzero.engines.base import Engine
+from mmzero.engines.forecast import Forecast
 from mmzero.engines.materialize import (
     check_same_model,
     materialize_buffers,
@@ -26,6 +27,20 @@ class DDPEngine(Engine):
     """Engine of stage 0."""
 
     shards = False
+
+    @override
+    def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
+        sizes = [item for unit in plan.units for item in zip(unit.kept_numels(1), unit.trainable, strict=True)]
+        trained = sum(numel for numel, train in sizes if train)
+        stored = sum(unit.gathered_bytes() for unit in plan.units)
+        memory = dict(parameters=stored, gradients=4 * trained, optimizer=state_itemsize * trained)
+        return Forecast(
+            memory=memory,
+            formula_bytes=plan.numel * (8 + state_itemsize),
+            formula=f'{8 + state_itemsize}a',
+            moved=2 * trained * (world_size - 1) / world_size,
+            moved_formula='2a',
+        )
 
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:

@@ -18,6 +18,9 @@ class Unit:
         params (tuple[str, ...]): Names of its parameters in the model, each tensor once.
         shapes (tuple[tuple[int, ...], ...]): Their shapes.
         itemsizes (tuple[int, ...]): Bytes per element, parameter by parameter.
+        trainable (tuple[bool, ...]): Which of them require gradients.
+        places (tuple[int, ...]): Their indices in the order in which the model registers all its parameters,
+            which is about the order in which forward uses them.
     """
 
     name: str
@@ -25,6 +28,8 @@ class Unit:
     params: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     itemsizes: tuple[int, ...]
+    trainable: tuple[bool, ...]
+    places: tuple[int, ...]
 
     @property
     def numel(self) -> int:
@@ -55,14 +60,20 @@ class Unit:
         Returns:
             int: Bytes.
         """
-        total = 0
-        for shape, size in zip(self.shapes, self.itemsizes, strict=True):
-            if not shape:
-                total += size
-                continue
-            rows = -(-shape[0] // shard_size)
-            total += rows * _numel(shape[1:]) * size
-        return total
+        numels = self.kept_numels(shard_size)
+        return sum(numel * size for numel, size in zip(numels, self.itemsizes, strict=True))
+
+    def kept_numels(self, shard_size: int) -> tuple[int, ...]:
+        """Elements of the largest shard of each parameter, with the padding of dim 0.
+
+        Args:
+            shard_size (int): Ranks that share the parameters.
+
+        Returns:
+            tuple[int, ...]: Elements, parameter by parameter; 1 for a 0-dim one, which is not split.
+        """
+        rows = (-(-shape[0] // shard_size) * _numel(shape[1:]) if shape else 1 for shape in self.shapes)
+        return tuple(rows)
 
 
 @dataclass(frozen=True)
@@ -107,9 +118,9 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str) -> WrapP
     for name in names:
         if name not in modules:
             raise PlanError(f'{policy}: {name!r} is not a module of {type(model).__name__}')
-    owned: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in (*names, '')}
+    owned: dict[str, list[tuple[int, str, nn.Parameter]]] = {name: [] for name in (*names, '')}
     owner_of: dict[int, tuple[str, str]] = {}
-    for path, param in model.named_parameters(remove_duplicate=False):
+    for index, (path, param) in enumerate(model.named_parameters(remove_duplicate=False)):
         owner = _innermost(path, names)
         first_owner, first_path = owner_of.setdefault(id(param), (owner, path))
         if first_owner != owner:
@@ -119,7 +130,7 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str) -> WrapP
                 'the policy, or name a module that holds both'
             )
         if first_path == path:
-            owned[owner].append((path, param))
+            owned[owner].append((index, path, param))
     # Deeper modules first: an engine shards from the inside out, and the root holds the rest.
     place = {name: index for index, name in enumerate(modules)}
     order = sorted(names, key=lambda name: (-name.count('.'), place[name]))
@@ -127,13 +138,15 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str) -> WrapP
     return WrapPlan(tuple(units), policy)
 
 
-def _unit(name: str, module: nn.Module, params: list[tuple[str, nn.Parameter]]) -> Unit:
+def _unit(name: str, module: nn.Module, params: list[tuple[int, str, nn.Parameter]]) -> Unit:
     return Unit(
         name=name,
         class_name=type(module).__name__,
-        params=tuple(path for path, _ in params),
-        shapes=tuple(tuple(param.shape) for _, param in params),
-        itemsizes=tuple(param.element_size() for _, param in params),
+        params=tuple(path for _, path, _ in params),
+        shapes=tuple(tuple(param.shape) for _, _, param in params),
+        itemsizes=tuple(param.element_size() for _, _, param in params),
+        trainable=tuple(param.requires_grad for _, _, param in params),
+        places=tuple(index for index, _, _ in params),
     )
 
 

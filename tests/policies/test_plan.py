@@ -19,7 +19,7 @@ def names_of(plan):
 def unit(*shapes, itemsize=4):
     """A unit of parameters of these shapes."""
     names = tuple(str(i) for i in range(len(shapes)))
-    return Unit('u', 'U', names, shapes, (itemsize,) * len(shapes))
+    return Unit('u', 'U', names, shapes, (itemsize,) * len(shapes), (True,) * len(shapes), tuple(range(len(shapes))))
 
 
 @pytest.mark.parametrize(

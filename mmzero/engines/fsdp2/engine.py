@@ -15,7 +15,9 @@ from typing_extensions import override
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.base import Engine
 from mmzero.engines.fsdp2.clip import clip_norm
+from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.evaluation import units_alone_in
+from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
 from mmzero.engines.fsdp2.unused import UnusedParameters
@@ -45,6 +47,19 @@ class FSDP2Engine(Engine):
                         f'{self.config.precision.param_dtype}; leave {unit.class_name} out of the policy, or train '
                         'in float32'
                     )
+
+    @override
+    def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
+        precision = self.config.precision
+        return forecast(
+            plan,
+            STAGES[self.config.stage],
+            mesh=self.config.mesh.sizes(world_size),
+            itemsize=precision.param_dtype.itemsize if precision.param_dtype else None,
+            reduce_itemsize=precision.reduce_dtype.itemsize if precision.reduce_dtype else None,
+            micro_batches=micro_batches,
+            state_itemsize=state_itemsize,
+        )
 
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:

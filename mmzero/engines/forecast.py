@@ -1,0 +1,30 @@
+"""What an engine says beforehand about one optimizer step."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Memory and traffic of one optimizer step on one rank.
+
+    Memory is what ZeRO is about: parameters, gradients, optimizer state, gathered parameters and the buffers of
+    collectives under way; not activations.
+
+    Args:
+        memory (dict[str, int]): Bytes by category at the peak over all forwards and backwards of the step.
+        formula_bytes (float): The closed formula of the stage, which knows no single units.
+        formula (str): Its text, with a parameters, N ranks that shard.
+        moved (float): Elements that a rank sends, and receives, by ring algorithms.
+        moved_formula (str): Its text, to be multiplied by (N-1)/N.
+    """
+
+    memory: dict[str, int]
+    formula_bytes: float
+    formula: str
+    moved: float
+    moved_formula: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all categories at the peak."""
+        return sum(self.memory.values())

@@ -1,0 +1,106 @@
+"""Memory and traffic of a step on FSDP2, from the plan alone."""
+
+from mmzero.engines.forecast import Forecast
+from mmzero.engines.fsdp2.replay import Replay
+from mmzero.engines.fsdp2.stages import StageRules
+from mmzero.policies import Unit, WrapPlan
+
+
+def forecast(
+    plan: WrapPlan,
+    rules: StageRules,
+    *,
+    mesh: tuple[int, int],
+    itemsize: int | None,
+    reduce_itemsize: int | None,
+    micro_batches: int,
+    state_itemsize: int,
+) -> Forecast:
+    """Forecast one optimizer step.
+
+    Args:
+        plan (WrapPlan): The units.
+        rules (StageRules): Of the stage.
+        mesh (tuple[int, int]): Sizes of the replicate and the shard dimension.
+        itemsize (int, optional): Bytes per element of gathered units other than the root; None: as stored.
+        reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
+        micro_batches (int): Per optimizer step.
+        state_itemsize (int): Bytes of optimizer state per trained parameter.
+
+    Returns:
+        Forecast: The forecast.
+    """
+    replicas, shard = mesh
+    trained = sum(_trained(unit, shard) for unit in plan.units)
+    parameters = sum(unit.kept_bytes(shard) for unit in plan.units)
+    lasting = dict(parameters=parameters, optimizer=trained * state_itemsize)
+    replay = Replay(plan, rules, shard, itemsize, reduce_itemsize, lasting)
+    replay.run(micro_batches)
+    total, text = _closed(plan, rules, shard, itemsize, micro_batches, state_itemsize, replay.alive_bytes())
+    return Forecast(
+        memory=replay.peak,
+        formula_bytes=total,
+        formula=text,
+        moved=_moved(plan, rules, replicas, shard, micro_batches),
+        moved_formula=f'{_gathers(rules, micro_batches) + _reductions(rules, micro_batches)}a',
+    )
+
+
+def _trained(unit: Unit, shard: int) -> int:
+    numels = unit.kept_numels(shard)
+    return sum(numel for numel, train in zip(numels, unit.trainable, strict=True) if train)
+
+
+def _gathers(rules: StageRules, micro_batches: int) -> int:
+    """How often a unit is gathered per optimizer step."""
+    return 2 * micro_batches if rules.reshard_after_forward else 1
+
+
+def _reductions(rules: StageRules, micro_batches: int) -> int:
+    """How often a unit's gradients are reduced per optimizer step."""
+    return micro_batches if rules.sync_every_micro_step else 1
+
+
+def _moved(plan: WrapPlan, rules: StageRules, replicas: int, shard: int, micro_batches: int) -> float:
+    """Elements of all-gathers and reduce-scatters with their padding, and of the all-reduces between replicas."""
+    first_trained = min(
+        (place for unit in plan.units for place, train in zip(unit.places, unit.trainable, strict=True) if train),
+        default=0,
+    )
+    moved = 0.0
+    for unit in plan.units:
+        kept = sum(n for n, shape in zip(unit.kept_numels(shard), unit.shapes, strict=True) if shape)
+        # Autograd does not come to units before the first one that trains.
+        passed = not unit.name or max(unit.places) >= first_trained
+        gathers = _gathers(rules, micro_batches) if passed else min(_gathers(rules, micro_batches), micro_batches)
+        reductions = _reductions(rules, micro_batches)
+        trained = _trained(unit, shard)
+        moved += (shard - 1) * (gathers * kept + reductions * trained)
+        moved += 2 * (replicas - 1) / replicas * reductions * trained
+    return moved
+
+
+def _closed(
+    plan: WrapPlan,
+    rules: StageRules,
+    shard: int,
+    itemsize: int | None,
+    micro_batches: int,
+    state_itemsize: int,
+    alive_bytes: int,
+) -> tuple[float, str]:
+    """The formula of the stage table, and its text.
+
+    Gradients and gathered parameters make room for each other in backward, so that with one micro-batch a step
+    never holds both in full.
+    """
+    a, lasting = plan.numel, 4 + state_itemsize
+    gathered = sum(unit.gathered_bytes(itemsize if unit.name else None) for unit in plan.units)
+    width = f'{gathered / a:.3g}a'
+    if rules.reshard_after_forward:
+        return a * (lasting + 4) / shard + alive_bytes, f'{lasting + 4}a/N + the units alive at once'
+    if micro_batches == 1:
+        return a * lasting / shard + max(gathered, 4 * a / shard), f'{lasting}a/N + max({width}, 4a/N)'
+    if rules.sync_every_micro_step:
+        return a * (lasting + 4) / shard + gathered, f'{lasting + 4}a/N + {width}'
+    return a * lasting / shard + gathered + 4 * a, f'{lasting}a/N + {width} + 4a'

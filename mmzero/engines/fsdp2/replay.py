@@ -1,0 +1,232 @@
+"""FSDP2's own order of allocations over one optimizer step, replayed on a plan without a model.
+
+[Note: what FSDP2 holds when]
+Read from ``torch/distributed/fsdp/_fully_shard`` of torch 2.13. Gathering a unit allocates the flat output of the
+all-gather (and the cast shards, its input), then the unit's parameters, into which it is copied. In forward the flat
+output is freed only after the next unit's copy, so that the two overlap; in backward at once, and the next unit's
+all-gather has started by then. Reducing a unit allocates a flat input, which frees the gradients that are copied
+into it and stays until the next unit reduces, and the output, which is the sharded gradient.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from mmzero.engines.fsdp2.stages import StageRules
+from mmzero.policies import Unit, WrapPlan
+
+
+@dataclass(frozen=True)
+class UnitBytes:
+    """Bytes of one unit's tensors.
+
+    Args:
+        gathered (int): Its gathered parameters, padded.
+        cast (int): The input of its all-gather, where that is a copy in another dtype.
+        reduced (int): The input of its reduce-scatter, padded.
+        sharded (int): Its sharded gradients.
+    """
+
+    gathered: int
+    cast: int
+    reduced: int
+    sharded: int
+
+
+class _Node:
+    """A unit with its place in the tree of units.
+
+    Args:
+        unit (Unit): The unit.
+        shard_size (int): Ranks that share the parameters.
+        itemsize (int, optional): Bytes per gathered element; None: as stored.
+        reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
+    """
+
+    def __init__(self, unit: Unit, shard_size: int, itemsize: int | None, reduce_itemsize: int | None) -> None:
+        self.unit = unit
+        self.itemsizes = unit.itemsizes if itemsize is None else (itemsize,) * len(unit.itemsizes)
+        self.reduce_itemsize = reduce_itemsize or max(self.itemsizes, default=4)
+        kept = [n if shape else 0 for n, shape in zip(unit.kept_numels(shard_size), unit.shapes, strict=True)]
+        trained = sum(n for n, train in zip(kept, unit.trainable, strict=True) if train)
+        gathered = sum(n * size for n, size in zip(kept, self.itemsizes, strict=True))
+        is_cast = self.itemsizes != unit.itemsizes
+        self.bytes = UnitBytes(
+            gathered=gathered * shard_size,
+            cast=gathered if is_cast and shard_size > 1 else 0,
+            reduced=trained * shard_size * self.reduce_itemsize,
+            sharded=trained * self.reduce_itemsize,
+        )
+        self.flat = self.bytes.gathered if shard_size > 1 else 0
+        self.children: list[_Node] = []
+        self.is_gathered = self.is_fetched = False
+        self.whole_gradients = 0
+        self.has_sharded_gradients = False
+
+    def members(self) -> list[tuple[int, 'int | _Node']]:
+        """Own parameters and units inside, in the order of registration."""
+        own: list[tuple[int, int | _Node]] = [
+            (place, index) for index, place in enumerate(self.unit.places) if self.unit.trainable[index]
+        ]
+        inside = [(child.first_place(), child) for child in self.children]
+        return sorted([*own, *inside], key=lambda item: item[0])
+
+    def first_place(self) -> int:
+        return min([*self.unit.places, *(child.first_place() for child in self.children)])
+
+    def gradient_bytes(self, index: int) -> int:
+        numel = 1
+        for size in self.unit.shapes[index]:
+            numel *= size
+        return numel * self.itemsizes[index]
+
+
+@dataclass
+class Replay:
+    """Replays the micro-batches of one optimizer step.
+
+    Args:
+        plan (WrapPlan): The units.
+        rules (StageRules): Of the stage.
+        shard_size (int): Ranks that share the parameters.
+        itemsize (int, optional): Bytes per element of gathered units other than the root; None: as stored.
+        reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
+        lasting (dict[str, int]): What is there from the start: shards of parameters, optimizer state.
+    """
+
+    plan: WrapPlan
+    rules: StageRules
+    shard_size: int
+    itemsize: int | None
+    reduce_itemsize: int | None
+    lasting: dict[str, int]
+    now: Counter = field(default_factory=Counter)
+    peak: dict[str, int] = field(default_factory=dict)
+    most_alive: int = 0
+
+    def run(self, micro_batches: int) -> None:
+        """Run forward and backward of all micro-batches; fills ``peak`` and ``most_alive``.
+
+        Args:
+            micro_batches (int): Per optimizer step.
+        """
+        self.now.update(self.lasting)
+        root = self._tree()
+        for index in range(micro_batches):
+            is_last = index == micro_batches - 1
+            self.order: list[_Node] = []
+            self.held = 0
+            self._forward(root)
+            self._take('in flight', -self.held)
+            self.reducing = 0
+            self._backward(root, is_last)
+            self._take('in flight', -self.reducing)
+
+    def alive_bytes(self) -> int:
+        """The most bytes of gathered parameters and buffers that were there at once."""
+        return self.most_alive
+
+    def _tree(self) -> _Node:
+        nodes = {
+            unit.name: _Node(unit, self.shard_size, self.itemsize if unit.name else None, self.reduce_itemsize)
+            for unit in self.plan.units
+        }
+        for name, node in nodes.items():
+            if name:
+                nodes[self._parent(name, nodes)].children.append(node)
+        return nodes['']
+
+    def _parent(self, name: str, nodes: dict[str, _Node]) -> str:
+        while name:
+            name = name.rpartition('.')[0]
+            if name in nodes:
+                return name
+        return ''
+
+    def _take(self, category: str, size: int) -> None:
+        self.now[category] += size
+        self.most_alive = max(self.most_alive, self.now['gathered'] + self.now['in flight'])
+        if sum(self.now.values()) > sum(self.peak.values()):
+            self.peak = dict(self.now)
+
+    def _fetch(self, node: _Node) -> None:
+        if node.is_gathered or node.is_fetched:
+            return
+        node.is_fetched = True
+        self._take('in flight', node.bytes.cast)
+        self._take('in flight', node.flat)
+        self._take('in flight', -node.bytes.cast)
+
+    def _free(self, node: _Node) -> None:
+        if node.is_gathered:
+            node.is_gathered = False
+            self._take('gathered', -node.bytes.gathered)
+
+    def _forward(self, node: _Node) -> None:
+        if not node.is_gathered:
+            self._fetch(node)
+            self._take('gathered', node.bytes.gathered)
+            self._take('in flight', -self.held)
+            self.held = node.flat
+            node.is_gathered, node.is_fetched = True, False
+        for _, member in node.members():
+            if isinstance(member, _Node):
+                self._forward(member)
+        if self.rules.reshard_after_forward:
+            self._free(node)
+        self.order.append(node)
+
+    def _backward(self, node: _Node, is_last: bool) -> None:
+        if not node.is_gathered:
+            self._fetch(node)
+            self._take('gathered', node.bytes.gathered)
+            self._take('in flight', -node.flat)
+            node.is_gathered, node.is_fetched = True, False
+        place = self.order.index(node)
+        if place:
+            self._fetch(self.order[place - 1])
+        fresh = 0
+        for _, member in reversed(node.members()):
+            if isinstance(member, _Node):
+                self._backward(member, is_last)
+                continue
+            size = node.gradient_bytes(member)
+            if node.whole_gradients and node.itemsizes[member] == node.reduce_itemsize:
+                # Autograd adds to what is there.
+                continue
+            fresh += size
+            self._take('gradients', size)
+        self._after_backward(node, fresh, is_last)
+
+    def _after_backward(self, node: _Node, fresh: int, is_last: bool) -> None:
+        accumulates = node.whole_gradients > 0
+        if accumulates:
+            self._take('gradients', -fresh)
+        reshards = is_last or not self.rules.keep_gathered
+        if not (is_last or self.rules.sync_every_micro_step):
+            if not accumulates:
+                self._keep_whole(node, fresh)
+            return
+        if reshards:
+            self._free(node)
+        self._take('in flight', -self.reducing)
+        self.reducing = node.bytes.reduced
+        self._take('in flight', self.reducing)
+        self._take('gradients', -(node.whole_gradients if accumulates else fresh))
+        node.whole_gradients = 0
+        if node.has_sharded_gradients:
+            self._take('in flight', node.bytes.sharded)
+            self._take('in flight', -node.bytes.sharded)
+        else:
+            node.has_sharded_gradients = True
+            self._take('gradients', node.bytes.sharded)
+
+    def _keep_whole(self, node: _Node, fresh: int) -> None:
+        """Without a reduction gradients stay whole, in the dtype of the reduction."""
+        kept = 0
+        for (_, member), item in ((pair, pair[1]) for pair in node.members()):
+            if isinstance(item, int):
+                kept += node.gradient_bytes(item) // node.itemsizes[item] * node.reduce_itemsize
+        node.whole_gradients = kept
+        if kept != fresh:
+            # Parameter by parameter, so that hardly more than the larger of the two is alive.
+            self._take('gradients', kept - fresh)
