@@ -10,9 +10,15 @@ from typing import Any, TypeVar
 import mmengine.runner.checkpoint
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+
+# The modes have no public home; remove once they do.
+from torch.overrides import TorchFunctionMode as TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 T = TypeVar('T')
@@ -165,3 +171,18 @@ def profiled_events(profile: Any) -> list[Any]:
         list: Events with ``tag``, ``name``, ``start_time_ns``, ``children`` and, for allocations, ``extra_fields``.
     """
     return profile.profiler.kineto_results.experimental_event_tree()
+
+
+def size_of_group(group: Any) -> int:
+    """Number of ranks of a process group, as an operator was given it.
+
+    Args:
+        group (Any): A boxed ProcessGroup (``c10d`` operators), a ProcessGroup, or its name (functional ones). Remove
+            once torch resolves groups in public.
+
+    Returns:
+        int: The number.
+    """
+    if isinstance(group, str):
+        return _resolve_process_group(group).size()  # type: ignore[arg-type]
+    return (group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)).size()

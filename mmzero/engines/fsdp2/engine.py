@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.base import Engine
-from mmzero.engines.fsdp2.clip import clip_norm
 from mmzero.engines.forecast import Forecast
+from mmzero.engines.fsdp2.clip import clip_norm
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters

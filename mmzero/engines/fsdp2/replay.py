@@ -222,10 +222,8 @@ class Replay:
 
     def _keep_whole(self, node: _Node, fresh: int) -> None:
         """Without a reduction gradients stay whole, in the dtype of the reduction."""
-        kept = 0
-        for (_, member), item in ((pair, pair[1]) for pair in node.members()):
-            if isinstance(item, int):
-                kept += node.gradient_bytes(item) // node.itemsizes[item] * node.reduce_itemsize
+        own = [member for _, member in node.members() if isinstance(member, int)]
+        kept = sum(node.gradient_bytes(index) // node.itemsizes[index] * node.reduce_itemsize for index in own)
         node.whole_gradients = kept
         if kept != fresh:
             # Parameter by parameter, so that hardly more than the larger of the two is alive.
