@@ -61,3 +61,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = str(tmp_path_factory.mktemp('digits'))
     tool.main(['--out', out, '--num-train', '8', '--num-val', '4', '--size', '64'])
     return out
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the parity suite's table."""
+    from tests.distributed.parity import report
+
+    text = report()
+    if text:
+        terminalreporter.section('parity with DDP')
+        terminalreporter.write_line(text)

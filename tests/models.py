@@ -159,3 +159,93 @@ def toy_batch(seed: int, size: int = 4, width: int = 12, classes: int = 7) -> di
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(size, width, generator=generator)
     return dict(inputs=inputs, labels=torch.randint(0, classes, (size,), generator=generator))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, causal where asked for."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Layer(nn.Module):
+    """A pre-norm transformer layer; the unit of TinyViT and TinyDecoder."""
+
+    def __init__(self, width: int, heads: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, causal)
+        self.ffn = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.ffn(self.norm2(x)))
+
+
+class TinyViT(BaseModel):
+    """A ViT-like classifier of images of 16 x 16 pixels, with dropout."""
+
+    def __init__(self, width: int = 32, depth: int = 3, classes: int = 7, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, width, 4, stride=4)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+        self.position = nn.Parameter(torch.randn(1, 17, width) * 0.02)
+        self.layers = nn.ModuleList(Layer(width, 4, False, dropout) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None, mode: str = 'tensor') -> Any:
+        x = self.patch(inputs).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.position
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.norm(x)[:, 0])
+        if mode == 'loss':
+            return dict(loss=nn.functional.cross_entropy(logits.float(), labels))
+        return list(logits) if mode == 'predict' else logits
+
+
+class TinyDecoder(BaseModel):
+    """A causal language model whose output weights are its embedding's, as GPT-2 ties them."""
+
+    def __init__(self, width: int = 32, depth: int = 3, vocabulary: int = 50) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(16, width)
+        self.layers = nn.ModuleList(Layer(width, 4, True, 0.0) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None, mode: str = 'tensor') -> Any:
+        x = self.embedding(inputs) + self.position.weight[: inputs.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.norm(x))
+        if mode == 'loss':
+            return dict(loss=nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()))
+        return list(logits) if mode == 'predict' else logits
+
+
+def image_batch(seed: int, size: int = 4, classes: int = 7) -> dict:
+    """Make a batch for TinyViT."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(size, 3, 16, 16, generator=generator)
+    return dict(inputs=inputs, labels=torch.randint(0, classes, (size,), generator=generator))
+
+
+def token_batch(seed: int, size: int = 3, length: int = 12, vocabulary: int = 50) -> dict:
+    """Make a batch for TinyDecoder: each token's label is the next one."""
+    tokens = torch.randint(0, vocabulary, (size, length + 1), generator=torch.Generator().manual_seed(seed))
+    return dict(inputs=tokens[:, :-1], labels=tokens[:, 1:])

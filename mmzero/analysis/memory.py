@@ -75,7 +75,7 @@ class MemoryRecorder:
         self.optimizer = optimizer
         self.notes: list[Note] = []
         self.buffers = _WatchedBuffers(self._note)
-        self.memory: StepMemory | None = None
+        self.memory = StepMemory({})
 
     @contextmanager
     def record(self, optim_wrapper: Any) -> Iterator[None]:
@@ -159,7 +159,7 @@ class MemoryRecorder:
 
             handles.append(self.model.get_submodule(unit.name).register_forward_pre_hook(gathered))
         # Often enough to see in time what no event tells.
-        handles += [module.register_forward_pre_hook(self.buffers.look) for module in self.model.modules()]
+        handles += [child.register_forward_pre_hook(self.buffers.look) for child in self.model.modules()]
         return handles
 
 

@@ -1,5 +1,6 @@
 """One optimizer step of the pair, measured: its memory, its traffic, beside what was forecast."""
 
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -154,8 +155,8 @@ def state_itemsize(optimizer: Optimizer) -> int:
     probe = nn.Parameter(torch.ones(64, 64))
     probe.grad = torch.ones_like(probe)
     group = optimizer.param_groups[0]
-    known = {name: group[name] for name in optimizer.defaults if name in group}
-    twin = type(optimizer)([probe], **known)
+    accepted = inspect.signature(type(optimizer)).parameters.keys() - {'params'}
+    twin = type(optimizer)([probe], **{name: value for name, value in group.items() if name in accepted})
     twin.step()
     sizes = [value.nbytes for value in twin.state[probe].values() if isinstance(value, Tensor)]
     return round(sum(sizes) / probe.numel())

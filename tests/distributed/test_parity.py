@@ -1,120 +1,77 @@
 """Every stage trains as stock DDP does, within the design's table "Equal to what, within what"."""
 
-import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 
 from mmzero import _compat
+from tests.distributed import parity
+from tests.distributed.parity import MODELS, Cell, all_cells, covering, distances, faults, half_precision
 from tests.distributed.ranks import run_ranks
-from tests.distributed.training import compare, train
-from tests.models import DINO_BLOCKS, ToyModel, detection_batch, tiny_dino, toy_batch
+from tests.models import ToyModel, toy_batch
 
 pytestmark = pytest.mark.distributed
 
 NEEDS_NATIVE = pytest.mark.skipif(not _compat.HAS_REDUCE_SCATTER_UNUSED_PARAMS, reason='torch >= 2.13')
-
-# The design's bounds in fp32. The update as a whole, and each first gradient with its floor.
-BOUNDS = dict(loss=1e-6, norm=1e-6, grad=1e-6, update=1e-5)
-
-BLOCKS = dict(type='ModuleClassPolicy', classes=['Block'])
-DINO_UNITS = dict(type='ModuleClassPolicy', classes=list(DINO_BLOCKS))
-STAGES = (0, 1, 2, 3)
-
-# Wrapper fields by name; every one is compared with the same DDP run.
-TOY_CELLS = {f'stage{stage}': dict(stage=stage, wrap_policy=BLOCKS) for stage in STAGES}
-TOY_CELLS['root unit'] = dict(stage=3)
-DINO_CELLS = {f'stage{stage}': dict(stage=stage, wrap_policy=DINO_UNITS) for stage in STAGES}
-DINO_CELLS['root unit'] = dict(stage=3)
-# DDP orders its buckets by this, and with it the sums of four ranks: stock DDP differs from itself by 8e-4 of the
-# update after 5 steps, by Adam's share of gradients that are truly zero. The reference sets it, so this cell does.
-DINO_CELLS['stage0']['find_unused_parameters'] = True
-HSDP_CELLS = {
-    f'hsdp stage{stage}': dict(stage=stage, mesh=dict(replicate=2), wrap_policy=DINO_UNITS) for stage in (1, 2, 3)
-}
+SMALL = ('vit', 'decoder', 'toy')
 
 
-def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Two groups, as layer decay makes them."""
-    norms = [param for name, param in model.named_parameters() if 'norm' in name]
-    rest = [param for name, param in model.named_parameters() if 'norm' not in name]
-    groups = [dict(params=rest), dict(params=norms, lr=3e-4, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.05)
+def check(world_size: int, cells: list[Cell]) -> None:
+    """Run the cells, show them at the end of the test run, and hold them against the bounds."""
+    found = distances(world_size, cells)
+    parity.MEASURED += [(cell.row(world_size), values) for cell, values in found.items()]
+    wrong = faults(found)
+    assert not wrong, '\n'.join(wrong)
 
 
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-
-
-def distances(
-    build: Callable, batch: Callable, optimizer: Callable, cells: dict[str, dict], optim: dict, steps: int, **extra: Any
-) -> dict[str, dict]:
-    """Runs on every rank: DDP without checkpointing once, then every cell."""
-    reference_build = functools.partial(build, with_cp=False) if build is tiny_dino else build
-    reference = train(reference_build, batch, optimizer, None, optim, steps)
-    return {
-        name: compare(train(build, batch, optimizer, {**cell, **extra}, optim, steps), reference)
-        for name, cell in cells.items()
-    }
-
-
-def toy(optimizer: Callable, optim: dict, steps: int) -> dict[str, dict]:
-    return distances(ToyModel, toy_batch, optimizer, TOY_CELLS, optim, steps, find_unused_parameters=True)
-
-
-def dino(cells: dict[str, dict]) -> dict[str, dict]:
-    return distances(tiny_dino, detection_batch, adamw, cells, dict(clip_grad=dict(max_norm=0.1)), 5)
-
-
-def assert_equal(ranks: Iterable[dict[str, dict]]) -> None:
-    faults = []
-    for rank, cells in enumerate(ranks):
-        for name, found in cells.items():
-            faults += [
-                f'rank {rank}, {name}: {what} {found[what]:.1e} > {bound:.0e}'
-                for what, bound in BOUNDS.items()
-                if not found[what] <= bound
-            ]
-    assert not faults, '\n'.join(faults)
-
-
-def many_toys() -> dict[str, dict]:
-    """Several trainings in one spawn; a short last group is in 6 micro-batches by 4."""
-    clip = dict(clip_grad=dict(max_norm=0.1))
-    runs = {
-        'adamw, clip': toy(adamw, clip, 5),
-        'adamw, accumulation 4': toy(adamw, dict(clip, accumulative_counts=4), 6),
-        'sgd, clip by value': toy(sgd, dict(clip_grad=dict(type='value', clip_value=0.01)), 5),
-    }
-    return {f'{run}, {cell}': found for run, cells in runs.items() for cell, found in cells.items()}
-
-
-@pytest.mark.parametrize(
-    'world_size', [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
-def test_toy_model_trains_as_under_ddp(world_size: int) -> None:
-    assert_equal(run_ranks(world_size, many_toys))
-
-
-@pytest.mark.parametrize('world_size', [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_dino_trains_as_under_ddp(world_size: int) -> None:
-    assert_equal(run_ranks(world_size, dino, DINO_CELLS))
+@pytest.mark.parametrize('world_size', [1, 2, 4])
+def test_a_covering_set(world_size: int) -> None:
+    """Every pair of setting, units, accumulation, clipping, optimizer and model is in one of the cells."""
+    models = tuple(MODELS) if world_size == 2 else SMALL
+    check(world_size, covering([cell for model in models for cell in all_cells(model, world_size)]))
 
 
 @pytest.mark.slow
-def test_dino_trains_as_under_ddp_on_a_mesh() -> None:
-    cells = {name: DINO_CELLS[name] for name in ('stage0', 'stage1', 'stage3')}
-    assert_equal(run_ranks(4, dino, {**cells, **HSDP_CELLS}))
+@pytest.mark.parametrize('world_size', [1, 2, 4])
+@pytest.mark.parametrize('model', SMALL)
+def test_all_cells(world_size: int, model: str) -> None:
+    check(world_size, all_cells(model, world_size))
 
 
-def rank_dependent(native: bool) -> dict[str, dict]:
+@pytest.mark.slow
+@pytest.mark.parametrize('world_size', [1, 2, 4])
+def test_dino(world_size: int) -> None:
+    """A covering set: a cell of DINO takes as long as twenty of the others."""
+    check(world_size, covering(all_cells('dino', world_size)))
+
+
+def check_half(world_size: int, model: str, settings: list[str], seeds: int = 5) -> None:
+    found = half_precision(world_size, model, settings, seeds)
+    parity.MEASURED_HALF += [(cell.row(world_size), values) for cell, values in found.items()]
+    for cell, values in found.items():
+        assert max(values.values()) <= parity.HALF_BOUND, (cell, values)
+
+
+@pytest.mark.parametrize('model', ['vit', 'decoder'])
+def test_bf16_stays_as_close_to_fp32_as_ddp_does(model: str) -> None:
+    check_half(2, model, ['stage 1', 'stage 3'])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model', ['vit', 'decoder', 'dino'])
+@pytest.mark.parametrize('world_size', [1, 2, 4])
+def test_bf16_at_every_setting(world_size: int, model: str) -> None:
+    check_half(world_size, model, [*parity.SETTINGS, *(parity.HSDP if world_size == 4 else ())])
+
+
+def rank_dependent(native: bool) -> list[str]:
     """A layer that runs on rank 0 alone, and one that runs nowhere; by torch's own means or those for older ones."""
     _compat.HAS_REDUCE_SCATTER_UNUSED_PARAMS = native
-    return distances(
-        Branching, toy_batch, adamw, TOY_CELLS, dict(clip_grad=dict(max_norm=0.1)), 5, find_unused_parameters=True
-    )
+    MODELS['branching'] = (Branching, toy_batch, ('Block',), dict(find_unused_parameters=True))
+    settings = [(setting, 'blocks') for setting in parity.SETTINGS] + [('stage 3', 'root')]
+    cells = [Cell(setting, units, 1, 'norm', 'adamw', 'branching') for setting, units in settings]
+    return faults(dict(zip(cells, parity.on_rank(cells), strict=True)))
 
 
 class Branching(ToyModel):
@@ -132,26 +89,4 @@ class Branching(ToyModel):
 
 @pytest.mark.parametrize('native', [False, pytest.param(True, marks=NEEDS_NATIVE)])
 def test_parameters_used_on_one_rank_only(native: bool) -> None:
-    assert_equal(run_ranks(2, rank_dependent, native))
-
-
-def bf16(stages: tuple[int, ...]) -> list[dict[str, float]]:
-    """Distances to fp32 DDP of bf16 runs: of DDP under autocast first, then of the stages."""
-    optim = dict(clip_grad=dict(max_norm=0.1))
-    reference = train(tiny_dino, detection_batch, adamw, dict(stage=0), optim)
-    found = []
-    for stage in (0, *stages):
-        wrapper = dict(stage=stage, wrap_policy=DINO_UNITS, precision=dict(param_dtype='bfloat16'))
-        run = train(tiny_dino, detection_batch, adamw, wrapper, dict(optim, dtype='bfloat16'))
-        found.append(compare(run, reference))
-    return found
-
-
-@pytest.mark.parametrize('stages', [(3,), pytest.param((1, 2), marks=pytest.mark.slow)])
-def test_bf16_stays_as_close_to_fp32_as_ddp_does(stages: tuple[int, ...]) -> None:
-    ddp, *found = run_ranks(2, bf16, stages)[0]
-    for distances_ in found:
-        assert distances_['update'] <= 1.5 * ddp['update'], (distances_, ddp)
-        assert distances_['loss'] <= 1.5 * ddp['loss'], (distances_, ddp)
-    # It is another precision, not the same numbers.
-    assert ddp['update'] > 1e-3
+    assert run_ranks(2, rank_dependent, native) == [[], []]
