@@ -74,3 +74,26 @@ def _is_waited_for(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
         asynchronous = kwargs.get('non_blocking', False)
     kinds = {target.type, source.type}
     return not asynchronous and 'cpu' in kinds and len(kinds - {'meta'}) > 1
+
+
+_RUNTIME_SYNCS = {'cudaStreamSynchronize', 'cudaDeviceSynchronize', 'cudaEventSynchronize'}
+
+
+def runtime_syncs(run: Callable[[], Any]) -> dict[str, int]:
+    """Count waits that CUDA itself reports while something runs.
+
+    Args:
+        run (Callable[[], Any]): What to run.
+
+    Returns:
+        dict[str, int]: Numbers by the function of the CUDA runtime; empty without a GPU, where nothing is run.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    torch.cuda.synchronize()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    ) as profile:
+        run()
+    # Leaving the profiler waits for the device once; that comes after its last event.
+    return dict(Counter(event.name for event in profile.events() if event.name in _RUNTIME_SYNCS))
