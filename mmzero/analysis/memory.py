@@ -121,7 +121,7 @@ class MemoryRecorder:
             ('gradients', [param.grad for param in known]),
             ('optimizer', [value for state in self.optimizer.state.values() for value in state.values()]),
         ]
-        found = {}
+        found: dict[int, tuple[int, str]] = {}
         for name, tensors in kinds:
             for tensor in tensors:
                 if isinstance(tensor, Tensor):
@@ -150,10 +150,10 @@ class MemoryRecorder:
                 handles.append(param.register_post_accumulate_grad_hook(accumulated))
 
         for unit in self.plan.units:
-            names = unit.params
+            params = unit.params
 
-            def gathered(_: nn.Module, args: tuple, names: tuple[str, ...] = names) -> None:
-                for name in names:
+            def gathered(_: nn.Module, args: tuple, params: tuple[str, ...] = params) -> None:
+                for name in params:
                     path, _, attribute = name.rpartition('.')
                     watch(getattr(self.model.get_submodule(path), attribute))
 

@@ -13,7 +13,11 @@ from mmzero.analysis.step import StepReport
 MIB = 2**20
 POINTS = 1500
 COLORS = dict(
-    zip((*STATES, 'activations and other'), ('#4477aa', '#ee6677', '#228833', '#ccbb44', '#aa3377', '#bbbbbb'), strict=True)
+    zip(
+        (*STATES, 'activations and other'),
+        ('#4477aa', '#ee6677', '#228833', '#ccbb44', '#aa3377', '#bbbbbb'),
+        strict=True,
+    )
 )
 
 
@@ -28,13 +32,13 @@ def step_table(reports: Sequence[StepReport]) -> str:
     """
     own = reports[0]
     measured, forecast = own.memory.at_peak(), own.forecast
-    rows = [('MiB at the peak, rank 0', 'measured', 'forecast', 'ratio')]
+    rows: list[tuple[str, ...]] = [('MiB at the peak, rank 0', 'measured', 'forecast', 'ratio')]
     rows += [(name, _mib(measured[name]), _mib(forecast.memory.get(name, 0)), '') for name in STATES]
     rows.append(('together', _mib(own.bytes), _mib(forecast.bytes), f'{own.memory_ratio:.3f}'))
     rows.append((f'stage formula: {forecast.formula}', '', _mib(forecast.formula_bytes), ''))
     rows.append((f'ZeRO paper: {own.paper.formula}', '', _mib(own.paper.bytes), ''))
     rows += [(name, _mib(size), '', '') for name, size in measured.items() if name not in STATES]
-    traffic = [('elements moved per step', 'measured', 'forecast', 'ratio')]
+    traffic: list[tuple[str, ...]] = [('elements moved per step', 'measured', 'forecast', 'ratio')]
     traffic.append(('together', f'{own.moved:,.0f}', f'{forecast.moved:,.0f}', f'{own.traffic_ratio:.4f}'))
     traffic.append((f'stage formula: {forecast.moved_formula} (N-1)/N', '', '', ''))
     traffic.append((f'ZeRO paper: {own.paper.moved_formula} (N-1)/N', '', f'{own.paper.moved:,.0f}', ''))
@@ -113,7 +117,9 @@ def draw_step(report: StepReport, path: Path) -> None:
     axes = figure.add_subplot()
     values = [[series[name][moment] / MIB for moment in moments] for name in names]
     axes.stackplot(list(moments), values, labels=names, colors=[COLORS[name] for name in names], linewidth=0)
-    axes.axhline(report.forecast.bytes / MIB, color='black', linestyle='--', linewidth=1.2, label='forecast of the peak')
+    axes.axhline(
+        report.forecast.bytes / MIB, color='black', linestyle='--', linewidth=1.2, label='forecast of the peak'
+    )
     peak = report.memory.states.index(report.bytes)
     axes.axvline(peak, color='black', linestyle=':', linewidth=1, label='measured peak')
     axes.set_xlabel('allocator events, from the first forward to the end of the last backward')

@@ -12,7 +12,7 @@ def plan_table(plan: WrapPlan, shard_size: int, gathered_itemsize: int | None = 
         plan (WrapPlan): The plan.
         shard_size (int): Ranks that share the parameters.
         gathered_itemsize (int, optional): Bytes per element of the gathered units other than the root, where
-            they are cast. Defaults to None: as stored.
+            they are cast; the root's remainder is not. Defaults to None: as stored.
 
     Returns:
         str: The table; sizes in MiB, kept sizes with padding, per rank.
@@ -27,7 +27,12 @@ def plan_table(plan: WrapPlan, shard_size: int, gathered_itemsize: int | None = 
     gathered = sum(unit.gathered_bytes(gathered_itemsize) for unit in units) + plan.root.gathered_bytes()
     kept = sum(unit.kept_bytes(shard_size) for unit in plan.units)
     rows.append((*total, _mib(gathered), _mib(kept)))
-    return _align(rows)
+    remainder = plan.root.numel * (gathered_itemsize or 0)
+    note = (
+        f'\n(root) is gathered as it is stored; autocast keeps copies of its weights until backward, {_mib(remainder)} '
+        'MiB at most'
+    )
+    return _align(rows) + (note if gathered_itemsize else '')
 
 
 def _row(name: str, alike: list[Unit], shard_size: int, itemsize: int | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
 from tests.distributed.ranks import run_ranks
-from tests.distributed.training import Record, compare, train
+from tests.distributed.training import Record, compare, distance, train
 from tests.models import (
     DINO_BLOCKS,
     TinyDecoder,
@@ -98,12 +98,10 @@ class Cell:
         """Train on this rank."""
         build, batch, _, _ = MODELS[self.model]
         optim = dict(clip_grad=CLIPS[self.clip], accumulative_counts=self.accumulation, **changes.pop('optim', {}))
-        wrapper = self.wrapper()
-        if wrapper:
-            wrapper.update(changes.pop('wrapper', {}))
-        elif self.model == 'dino':
+        wrapper = {**self.wrapper(), **changes.pop('wrapper', {})}
+        if not wrapper and self.model == 'dino':
             # DDP refuses re-entrant checkpointing together with unused parameters.
-            return train(_dino_without_cp, batch, OPTIMIZERS[self.optimizer], wrapper, optim, 5, **changes)
+            build = _dino_without_cp
         steps = ACCUMULATIONS[self.accumulation]
         return train(build, batch, OPTIMIZERS[self.optimizer], wrapper, optim, steps, **changes)
 
@@ -217,12 +215,12 @@ def half_on_rank(cells: Sequence[Cell], seeds: int) -> list[dict[str, float]]:
     optim = dict(dtype='bfloat16')
     for seed in range(seeds):
         exact = cells[0].reference.run(seed=seed)
-        sums[None].update(compare(cells[0].reference.run(seed=seed, optim=optim), exact))
+        sums[None].update(distance(cells[0].reference.run(seed=seed, optim=optim), exact))
         for cell in cells:
             found = cell.run(seed=seed, optim=optim, wrapper=dict(precision=dict(param_dtype='bfloat16')))
-            sums[cell].update(compare(found, exact))
+            sums[cell].update(distance(found, exact))
     by_hand = sums.pop(None)
-    return [{what: sums[cell][what] / by_hand[what] for what in HALF_QUANTITIES} for cell in cells]
+    return [{what: sums[cell][what] / total for what, total in by_hand.items()} for cell in cells]
 
 
 def half_precision(world_size: int, model: str, settings: Sequence[str], seeds: int = 5) -> dict[Cell, dict]:
@@ -240,9 +238,6 @@ def half_precision(world_size: int, model: str, settings: Sequence[str], seeds: 
     cells = [Cell(setting, 'blocks', 1, 'norm', 'adamw', model) for setting in settings]
     ranks = run_ranks(world_size, half_on_rank, cells, seeds)
     return {cell: {what: max(rank[i][what] for rank in ranks) for what in ranks[0][i]} for i, cell in enumerate(cells)}
-
-
-HALF_QUANTITIES = ('loss', 'norm', 'grad', 'update')
 
 
 def _shown(value: float) -> str:

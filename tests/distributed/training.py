@@ -122,6 +122,23 @@ def compare(found: Record, reference: Record) -> dict[str, float]:
     )
 
 
+def distance(found: Record, reference: Record) -> dict[str, float]:
+    """Measure how far a trajectory is off as a whole, for runs in another precision."""
+    names = [name for name, grad in reference['grads'].items() if grad is not None]
+    pairs = {
+        'loss': (found['losses'], reference['losses']),
+        'norm': (found['norms'], reference['norms']),
+        'grad': ([found['grads'][name] for name in names], [reference['grads'][name] for name in names]),
+        'update': [[run['after'][name] - run['before'][name] for name in names] for run in (found, reference)],
+    }
+    return {what: _distance(*pair) for what, pair in pairs.items()}
+
+
+def _distance(found: list, reference: list) -> float:
+    ours, theirs = (torch.cat([torch.as_tensor(x).double().flatten() for x in values]) for values in (found, reference))
+    return float((ours - theirs).norm() / theirs.norm())
+
+
 def _real(grad: torch.Tensor) -> torch.Tensor:
     """Where a gradient is more than noise.
 

@@ -34,7 +34,7 @@ def forecast(
     trained = sum(_trained(unit, shard) for unit in plan.units)
     parameters = sum(unit.kept_bytes(shard) for unit in plan.units)
     lasting = dict(parameters=parameters, optimizer=trained * state_itemsize)
-    replay = Replay(plan, rules, shard, itemsize, reduce_itemsize, lasting)
+    replay = Replay(plan, rules, shard, itemsize, reduce_itemsize, lasting, is_replicated=replicas > 1)
     replay.run(micro_batches)
     total, text = _closed(plan, rules, shard, itemsize, micro_batches, state_itemsize, replay.alive_bytes())
     return Forecast(

@@ -23,12 +23,14 @@ class UnitBytes:
         gathered (int): Its gathered parameters, padded.
         cast (int): The input of its all-gather, where that is a copy in another dtype.
         reduced (int): The input of its reduce-scatter, padded.
-        sharded (int): Its sharded gradients.
+        output (int): The output of its reduce-scatter.
+        sharded (int): Its sharded gradients: the output, or a copy of it in the dtype of the parameters.
     """
 
     gathered: int
     cast: int
     reduced: int
+    output: int
     sharded: int
 
 
@@ -54,7 +56,8 @@ class _Node:
             gathered=gathered * shard_size,
             cast=gathered if is_cast and shard_size > 1 else 0,
             reduced=trained * shard_size * self.reduce_itemsize,
-            sharded=trained * self.reduce_itemsize,
+            output=trained * self.reduce_itemsize,
+            sharded=sum(n * size for n, size, train in zip(kept, unit.itemsizes, unit.trainable, strict=True) if train),
         )
         self.flat = self.bytes.gathered if shard_size > 1 else 0
         self.children: list[_Node] = []
@@ -91,6 +94,7 @@ class Replay:
         itemsize (int, optional): Bytes per element of gathered units other than the root; None: as stored.
         reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
         lasting (dict[str, int]): What is there from the start: shards of parameters, optimizer state.
+        is_replicated (bool): Whether there are several replicas. Defaults to False.
     """
 
     plan: WrapPlan
@@ -99,6 +103,7 @@ class Replay:
     itemsize: int | None
     reduce_itemsize: int | None
     lasting: dict[str, int]
+    is_replicated: bool = False
     now: Counter = field(default_factory=Counter)
     peak: dict[str, int] = field(default_factory=dict)
     most_alive: int = 0
@@ -117,9 +122,9 @@ class Replay:
             self.held = 0
             self._forward(root)
             self._take('in flight', -self.held)
-            self.reducing = 0
+            self.reducing = self.outputs = 0
             self._backward(root, is_last)
-            self._take('in flight', -self.reducing)
+            self._take('in flight', -self.reducing - self.outputs)
 
     def alive_bytes(self) -> int:
         """The most bytes of gathered parameters and buffers that were there at once."""
@@ -213,12 +218,24 @@ class Replay:
         self._take('in flight', self.reducing)
         self._take('gradients', -(node.whole_gradients if accumulates else fresh))
         node.whole_gradients = 0
-        if node.has_sharded_gradients:
-            self._take('in flight', node.bytes.sharded)
-            self._take('in flight', -node.bytes.sharded)
-        else:
+        self._reduce(node)
+
+    def _reduce(self, node: _Node) -> None:
+        output, sharded = node.bytes.output, node.bytes.sharded
+        becomes_gradient = output == sharded and not node.has_sharded_gradients
+        self._take('in flight', output)
+        if output != sharded:
+            self._take('in flight', sharded)
+        if not node.has_sharded_gradients:
             node.has_sharded_gradients = True
-            self._take('gradients', node.bytes.sharded)
+            self._take('in flight', -sharded)
+            self._take('gradients', sharded)
+        elif output != sharded:
+            self._take('in flight', -sharded)
+        if not becomes_gradient:
+            # The input of the all-reduce between replicas is held until the end of backward.
+            self.outputs += output if self.is_replicated else 0
+            self._take('in flight', 0 if self.is_replicated else -output)
 
     def _keep_whole(self, node: _Node, fresh: int) -> None:
         """Without a reduction gradients stay whole, in the dtype of the reduction."""

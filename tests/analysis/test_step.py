@@ -1,0 +1,125 @@
+"""Memory and traffic of a step are what the forecast says, measured on real ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mmzero import ZeroModelWrapper, ZeroOptimWrapper
+from mmzero.analysis.memory import STATES
+from mmzero.analysis.step import StepReport, measure_step
+from mmzero.analysis.step_report import step_table, write_step
+from mmzero.analysis.weight_copies import WeightCopies
+from tests.distributed.ranks import run_ranks
+from tests.models import TinyDecoder, TinyViT, image_batch, token_batch
+
+pytestmark = pytest.mark.distributed
+
+LAYERS = dict(type='ModuleClassPolicy', classes=['Layer'])
+MODELS = {'vit': (TinyViT, image_batch), 'decoder': (TinyDecoder, token_batch)}
+
+
+def measured(model: str, stage: int, micro_batches: int, dtype: str | None = None, **fields: Any) -> StepReport:
+    """Measure one step on this rank."""
+    torch.manual_seed(0)
+    build, batch = MODELS[model]
+    fields = dict(dict(wrap_policy=LAYERS, precision=dict(param_dtype=dtype)), **fields)
+    wrapped = ZeroModelWrapper(module=build(width=64), stage=stage, **fields)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    optim = ZeroOptimWrapper(optimizer, accumulative_counts=micro_batches, clip_grad=dict(max_norm=1.0), dtype=dtype)
+    seeds = iter(range(100))
+    return measure_step(wrapped, optim, lambda: batch(100 * dist.get_rank() + next(seeds)))
+
+
+def many(cells: list[tuple]) -> list[StepReport]:
+    return [measured(*cell) for cell in cells]
+
+
+CELLS = [
+    (model, stage, micro_batches, dtype)
+    for model in MODELS
+    for stage in (0, 1, 2, 3)
+    for micro_batches in (1, 2, 4)
+    for dtype in (None, 'bfloat16')
+    if stage or dtype is None
+]
+
+
+def faults(cells: list[tuple], reports: list[StepReport]) -> list[str]:
+    wrong = []
+    for cell, report in zip(cells, reports, strict=True):
+        if not 0.98 <= report.memory_ratio <= 1.02:
+            wrong.append(f'{cell}: memory {report.memory_ratio:.4f}')
+        # Clipping sends a few scalars, which count in a model as small as this.
+        scalars = 4 * report.collectives.get('all_reduce', 0)
+        if abs(report.moved - report.forecast.moved) > 0.001 * report.forecast.moved + scalars:
+            wrong.append(f'{cell}: moved {report.moved} instead of {report.forecast.moved}')
+    return wrong
+
+
+@pytest.mark.parametrize(
+    'world_size', [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow)]
+)
+def test_memory_and_traffic_are_as_forecast(world_size: int) -> None:
+    cells = [cell for cell in CELLS if world_size != 2 or cell[0] == 'vit' and cell[2] != 4]
+    for reports in run_ranks(world_size, many, cells):
+        assert not faults(cells, reports)
+
+
+def others() -> list[StepReport]:
+    return [
+        measured('vit', 3, 1, wrap_policy=None),
+        measured('vit', 3, 2, mesh=dict(replicate=dist.get_world_size())),
+        measured('vit', 2, 2, 'bfloat16', precision=dict(reduce_dtype='bfloat16', param_dtype='bfloat16')),
+    ]
+
+
+def test_root_unit_replicas_and_16_bit_reduction() -> None:
+    for reports in run_ranks(2, others):
+        assert not faults(['root unit', 'replicas', '16-bit reduction'], reports)
+
+
+def copies() -> list[int]:
+    """Bytes of weight copies: of fp32 units under autocast, and of 16-bit ones."""
+    found = []
+    for param_dtype in (None, 'bfloat16'):
+        model = ZeroModelWrapper(module=TinyViT(), stage=2, wrap_policy=LAYERS, precision=dict(param_dtype=param_dtype))
+        watch = WeightCopies()
+        with watch.watching(), torch.autocast('cpu', dtype=torch.bfloat16):
+            model(**image_batch(0), mode='loss')['loss'].backward()
+        found.append(watch.bytes)
+    return found
+
+
+def test_autocast_copies_fp32_weights_and_no_16_bit_ones() -> None:
+    vit = TinyViT()
+    matrices = [param for layer in vit.layers for name, param in layer.named_parameters() if 'norm' not in name]
+    whole = sum(2 * param.numel() for param in matrices if param.dim() > 1)
+    root = 2 * (vit.patch.weight.numel() + vit.head.weight.numel())
+    wide, narrow = run_ranks(1, copies)[0]
+    assert wide == pytest.approx(whole + root, rel=0.05)
+    assert narrow == pytest.approx(root, rel=0.2)
+
+
+def reported(folder: str) -> str:
+    report = measured('vit', 3, 1)
+    if dist.get_rank() == 0:
+        write_step([report, report], Path(folder))
+    return step_table([report])
+
+
+def test_table_json_and_picture(tmp_path: Path) -> None:
+    text = run_ranks(2, reported, str(tmp_path))[0]
+    for part in ('ZeRO stage 3 on 1 x 2 ranks', 'ZeRO paper: 16a/N', 'stage formula: 3a (N-1)/N', 'all_gather'):
+        assert part in text
+    (first, second) = json.loads((tmp_path / 'step.json').read_text())
+    assert first == second
+    assert set(first['memory']['at_peak']) == set(STATES)
+    assert sum(first['memory']['at_peak'].values()) == first['memory']['bytes']
+    from PIL import Image
+
+    picture = Image.open(tmp_path / 'step.png')
+    assert picture.size[0] > 800 and len(picture.convert('RGB').getcolors(1 << 24)) > 6
