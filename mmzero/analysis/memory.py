@@ -152,7 +152,7 @@ class MemoryRecorder:
         for unit in self.plan.units:
             params = unit.params
 
-            def gathered(_: nn.Module, args: tuple, params: tuple[str, ...] = params) -> None:
+            def gathered(module: nn.Module, args: tuple, params: tuple[str, ...] = params) -> None:
                 for name in params:
                     path, _, attribute = name.rpartition('.')
                     watch(getattr(self.model.get_submodule(path), attribute))

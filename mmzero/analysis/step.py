@@ -1,7 +1,6 @@
 """One optimizer step of the pair, measured: its memory, its traffic, beside what was forecast."""
 
 import inspect
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -110,37 +109,60 @@ def measure_step(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) 
     Returns:
         StepReport: This rank's.
     """
-    micro_batches = optim_wrapper._accumulative_counts
-    optim_wrapper.initialize_count_status(model, 0, 2 * micro_batches)
-    model.train()
     copies = WeightCopies()
     with CollectiveLog() as traffic, copies.watching():
-        for _ in range(micro_batches):
-            model.train_step(next_batch(), optim_wrapper)
-    recorder = MemoryRecorder(model.module, model.plan, optim_wrapper.optimizer)
-    with recorder.record(optim_wrapper):
-        for _ in range(micro_batches):
-            model.train_step(next_batch(), optim_wrapper)
-    world_size = dist.get_world_size()
-    mesh = model.config.mesh.sizes(world_size)
-    forecast = model.engine.forecast(
-        model.plan,
-        world_size=world_size,
-        micro_batches=micro_batches,
-        state_itemsize=state_itemsize(optim_wrapper.optimizer),
-    )
+        run_step(model, optim_wrapper, next_batch)
+    memory, forecast = record_memory(model, optim_wrapper, next_batch)
+    mesh = model.config.mesh.sizes(dist.get_world_size())
     return StepReport(
         stage=model.config.stage,
         mesh=mesh,
-        micro_batches=micro_batches,
+        micro_batches=optim_wrapper._accumulative_counts,
         numel=model.plan.numel,
-        memory=recorder.memory,
+        memory=memory,
         forecast=forecast,
         paper=paper_formula(model.config.stage, model.plan.numel, mesh[1]),
         moved=sum(call.moved for call in traffic.calls),
-        collectives=dict(sorted(Counter(call.kind for call in traffic.calls).items())),
+        collectives=traffic.counts(),
         weight_copies=copies.bytes,
     )
+
+
+def run_step(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) -> None:
+    """Run the micro-batches of one optimizer step. Collective.
+
+    Args:
+        model (ZeroModelWrapper): The wrapped model.
+        optim_wrapper (ZeroOptimWrapper): Of its parameters.
+        next_batch (Callable[[], Any]): Gives a batch of this rank's.
+    """
+    model.train()
+    optim_wrapper.initialize_count_status(model, 0, optim_wrapper._accumulative_counts)
+    for _ in range(optim_wrapper._accumulative_counts):
+        model.train_step(next_batch(), optim_wrapper)
+
+
+def record_memory(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) -> tuple[StepMemory, Forecast]:
+    """Run one optimizer step, not the first, which makes the optimizer's state, and record its memory. Collective.
+
+    Args:
+        model (ZeroModelWrapper): The wrapped model.
+        optim_wrapper (ZeroOptimWrapper): Of its parameters.
+        next_batch (Callable[[], Any]): Gives a batch of this rank's.
+
+    Returns:
+        tuple[StepMemory, Forecast]: What was measured, and what the engine forecasts.
+    """
+    recorder = MemoryRecorder(model.module, model.plan, optim_wrapper.optimizer)
+    with recorder.record(optim_wrapper):
+        run_step(model, optim_wrapper, next_batch)
+    forecast = model.engine.forecast(
+        model.plan,
+        world_size=dist.get_world_size(),
+        micro_batches=optim_wrapper._accumulative_counts,
+        state_itemsize=state_itemsize(optim_wrapper.optimizer),
+    )
+    return recorder.memory, forecast
 
 
 def state_itemsize(optimizer: Optimizer) -> int:

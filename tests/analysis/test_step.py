@@ -1,5 +1,6 @@
 """Memory and traffic of a step are what the forecast says, measured on real ranks."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,17 @@ from mmzero.analysis.step import StepReport, measure_step
 from mmzero.analysis.step_report import step_table, write_step
 from mmzero.analysis.weight_copies import WeightCopies
 from tests.distributed.ranks import run_ranks
-from tests.models import TinyDecoder, TinyViT, image_batch, token_batch
+from tests.models import DINO_BLOCKS, TinyDecoder, TinyViT, detection_batch, image_batch, tiny_dino, token_batch
 
 pytestmark = pytest.mark.distributed
 
 LAYERS = dict(type='ModuleClassPolicy', classes=['Layer'])
-MODELS = {'vit': (TinyViT, image_batch), 'decoder': (TinyDecoder, token_batch)}
+MODELS = {
+    'vit': (functools.partial(TinyViT, width=64), image_batch),
+    'decoder': (functools.partial(TinyDecoder, width=64), token_batch),
+    'dino': (tiny_dino, detection_batch),
+}
+DINO_UNITS = dict(type='ModuleClassPolicy', classes=list(DINO_BLOCKS))
 
 
 def measured(model: str, stage: int, micro_batches: int, dtype: str | None = None, **fields: Any) -> StepReport:
@@ -27,7 +33,7 @@ def measured(model: str, stage: int, micro_batches: int, dtype: str | None = Non
     torch.manual_seed(0)
     build, batch = MODELS[model]
     fields = dict(dict(wrap_policy=LAYERS, precision=dict(param_dtype=dtype)), **fields)
-    wrapped = ZeroModelWrapper(module=build(width=64), stage=stage, **fields)
+    wrapped = ZeroModelWrapper(module=build(), stage=stage, **fields)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
     optim = ZeroOptimWrapper(optimizer, accumulative_counts=micro_batches, clip_grad=dict(max_norm=1.0), dtype=dtype)
     seeds = iter(range(100))
@@ -40,7 +46,7 @@ def many(cells: list[tuple]) -> list[StepReport]:
 
 CELLS = [
     (model, stage, micro_batches, dtype)
-    for model in MODELS
+    for model in ('vit', 'decoder')
     for stage in (0, 1, 2, 3)
     for micro_batches in (1, 2, 4)
     for dtype in (None, 'bfloat16')
@@ -67,6 +73,20 @@ def test_memory_and_traffic_are_as_forecast(world_size: int) -> None:
     cells = [cell for cell in CELLS if world_size != 2 or cell[0] == 'vit' and cell[2] != 4]
     for reports in run_ranks(world_size, many, cells):
         assert not faults(cells, reports)
+
+
+def dinos(cells: list[tuple]) -> list[float]:
+    """Ratios of measured to forecast traffic."""
+    units = dict(wrap_policy=DINO_UNITS)
+    return [measured('dino', *cell, **units, find_unused_parameters=not cell[0]).traffic_ratio for cell in cells]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('world_size', [2, 4])
+def test_traffic_of_dino(world_size: int) -> None:
+    cells = [(stage, micro_batches) for stage in (0, 1, 2, 3) for micro_batches in (1, 4)]
+    for ratios in run_ranks(world_size, dinos, cells):
+        assert ratios == pytest.approx([1] * len(cells), abs=0.01), dict(zip(cells, ratios, strict=True))
 
 
 def others() -> list[StepReport]:

@@ -11,7 +11,13 @@ from typing import Any
 TIMEOUT_SECONDS = 600
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, backend: str = 'gloo') -> list[Any]:
+def run_ranks(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    backend: str = 'gloo',
+    timeout: float = TIMEOUT_SECONDS,
+) -> list[Any]:
     """Run a module-level function on every rank of a fresh process group.
 
     Args:
@@ -19,6 +25,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, backend
         function (Callable): Called with ``args`` on every rank; what it returns must be picklable.
         *args: Its arguments.
         backend (str): Backend of the process group. Defaults to 'gloo'.
+        timeout (float): Seconds until the first result has to be there. Defaults to ten minutes.
 
     Returns:
         list: Results by rank.
@@ -36,7 +43,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, backend
     for process in processes:
         process.start()
     try:
-        found = _collect(results, world_size)
+        found = _collect(results, world_size, timeout)
     finally:
         for process in processes:
             process.join(timeout=5)
@@ -47,9 +54,8 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, backend
     return [found[rank][1] for rank in range(world_size)]
 
 
-def _collect(results: Any, world_size: int) -> dict[int, tuple[bool, Any]]:
+def _collect(results: Any, world_size: int, patience: float) -> dict[int, tuple[bool, Any]]:
     found: dict[int, tuple[bool, Any]] = {}
-    patience = TIMEOUT_SECONDS
     while len(found) < world_size:
         try:
             rank, ok, value = results.get(timeout=patience)

@@ -1,0 +1,125 @@
+"""The accounting at full size: DINO with Swin-L, 218 million parameters, every stage, on 2 and 4 ranks.
+
+``pytest -s tests/analysis/test_full_size.py`` prints a line per measurement.
+"""
+
+import copy
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from mmengine.config import Config
+from torch import nn
+
+from mmzero import ZeroModelWrapper, ZeroOptimWrapper
+from mmzero._compat import build_with_meta_parameters
+from mmzero.analysis.collectives import CollectiveLog
+from mmzero.analysis.step import record_memory, run_step
+from mmzero.analysis.weight_copies import WeightCopies
+from tests.distributed.ranks import run_ranks
+from tests.models import DINO_BLOCKS, detection_batch
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+CONFIG = Path(__file__).parents[2] / 'configs' / 'dino_swin_l_digits_zero3.py'
+UNITS = dict(type='ModuleClassPolicy', classes=list(DINO_BLOCKS))
+
+
+def swin_l() -> nn.Module:
+    """DINO with Swin-L, real on rank 0 alone."""
+    import mmdet.models  # noqa: F401
+    from mmengine.registry import MODELS, DefaultScope
+
+    cfg = Config.fromfile(CONFIG).model
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        if dist.get_rank():
+            return build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(cfg)))
+        model = MODELS.build(copy.deepcopy(cfg))
+    model.init_weights()
+    return model
+
+
+def measured(stage: int, dtype: str | None) -> list[dict[str, Any]]:
+    """Runs on every rank: a first step, then memory with one and with two micro-batches."""
+    torch.manual_seed(0)
+    model = ZeroModelWrapper(module=swin_l(), stage=stage, wrap_policy=UNITS, precision=dict(param_dtype=dtype))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=True)
+    seeds = iter(range(dist.get_rank(), 1000, dist.get_world_size()))
+
+    def batch() -> dict:
+        return detection_batch(next(seeds), images=1, size=128)
+
+    copies = WeightCopies()
+    with CollectiveLog() as log, copies.watching():
+        run_step(model, ZeroOptimWrapper(optimizer, dtype=dtype), batch)
+    found = []
+    for micro_batches in (1, 2):
+        optim = ZeroOptimWrapper(optimizer, accumulative_counts=micro_batches, dtype=dtype)
+        memory, forecast = record_memory(model, optim, batch)
+        found.append(
+            dict(
+                stage=stage,
+                dtype=dtype,
+                micro_batches=micro_batches,
+                bytes=max(memory.states),
+                forecast=forecast.bytes,
+                formula=forecast.formula_bytes,
+                at_peak=memory.at_peak(),
+                gathered_whole=memory.peaks()['gathered'],
+                moved=sum(call.moved for call in log.calls),
+                forecast_moved=model.engine.forecast(
+                    model.plan, world_size=dist.get_world_size(), micro_batches=1, state_itemsize=8
+                ).moved,
+                copies=copies.bytes,
+                units=model.plan.numel - model.plan.root.numel,
+                root=model.plan.root.numel,
+                parameters=model.plan.numel,
+            )
+        )
+        if dist.get_rank() == 0:
+            row = found[-1]
+            ratio, closed = row['bytes'] / row['forecast'], row['bytes'] / row['formula']
+            print(
+                f'{dist.get_world_size()} ranks, stage {stage}, {dtype or "float32"}, k={micro_batches}: '
+                f'{row["bytes"]:,} bytes, to the forecast {ratio:.4f}, to {forecast.formula} {closed:.3f}; '
+                f'traffic {row["moved"] / row["forecast_moved"]:.6f}, weight copies {row["copies"]:,}',
+                flush=True,
+            )
+    del model, optimizer, optim
+    gc.collect()
+    return found
+
+
+def all_stages(dtype: str | None) -> list[dict[str, Any]]:
+    return [row for stage in (1, 2, 3) for row in measured(stage, dtype)]
+
+
+@pytest.mark.parametrize('dtype', [None, 'bfloat16'])
+@pytest.mark.parametrize('world_size', [2, 4])
+def test_memory_and_traffic_are_the_formulas(world_size: int, dtype: str | None) -> None:
+    ranks = run_ranks(world_size, all_stages, dtype, timeout=7200)
+    for rows in ranks:
+        for row in rows:
+            assert 0.98 <= row['bytes'] / row['forecast'] <= 1.02, row
+            assert 0.99 <= row['moved'] / row['forecast_moved'] <= 1.01, row
+    check_differences({(row['stage'], row['micro_batches']): row for row in ranks[0]}, world_size)
+    if dtype:
+        row = next(row for row in ranks[0] if row['stage'] == 3)
+        assert row['copies'] <= 0.02 * 2 * row['units'] + 2 * row['root'], row
+
+
+def check_differences(rows: dict[tuple[int, int], dict], world_size: int) -> None:
+    """Stages differ by what the formulas say that one holds and the other does not."""
+    a = rows[3, 1]['parameters']
+    sizes = {key: row['bytes'] for key, row in rows.items()}
+    assert sizes[1, 1] == pytest.approx(sizes[2, 1], rel=0.005), 'for one micro-batch stages 1 and 2 are the same'
+    # Stage 1 keeps gradients whole between micro-batches, stage 2 their shards.
+    whole, sharded = (rows[stage, 2]['at_peak']['gradients'] for stage in (1, 2))
+    assert whole - sharded == pytest.approx(4 * a * (1 - 1 / world_size), rel=0.1)
+    # Stages 1 and 2 keep all parameters gathered, stage 3 a few units.
+    for key in ((1, 2), (2, 2)):
+        assert rows[key]['at_peak']['gathered'] - rows[3, 2]['at_peak']['gathered'] > 0.75 * rows[key]['gathered_whole']
+    assert sizes[3, 1] < sizes[2, 1] < sizes[2, 2] < sizes[1, 2]
