@@ -11,7 +11,7 @@ optimizer step, times (N-1)/N; a parameters, N ranks of the shard dimension, k m
 
 Without 16-bit units the 2a is 4a. For k = 1 a unit's gradients take the room that its parameters give up in backward,
 so that 2a and the 4a/N of gradients are never there in full together. ``forecast.py`` has the exact bytes of a plan.
-The ZeRO paper (arXiv:1910.02054, section 5) has 4a + 12a/N, 2a + 14a/N and 16a/N bytes, and 2a, 2a, 3a moved, for k = 1;
+The ZeRO paper (arXiv:1910.02054, section 5) has 4a + 12a/N, 2a + 14a/N and 16a/N bytes, and 2a, 2a, 3a moved for k = 1;
 there stages 1 and 2 coincide on FSDP2.
 """
 
