@@ -12,7 +12,7 @@ from typing_extensions import override
 from mmzero.config import ZeroConfig
 from mmzero.engines.base import Clip, Engine, assert_bound
 from mmzero.engines.deepspeed.ds_config import ds_config
-from mmzero.engines.deepspeed.package import import_deepspeed
+from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank
 from mmzero.engines.deepspeed.refusals import check_autocast, check_clip, check_config, check_model
 from mmzero.engines.materialize import materialize_model
 from mmzero.engines.state import gather_tensors, scatter_tensors
@@ -72,9 +72,10 @@ class DeepSpeedEngine(Engine):
         for group in optimizer.param_groups:
             # DeepSpeed drops empty groups by itself, and fails on one whose parameters are all frozen.
             group['params'] = [param for param in group['params'] if param.requires_grad]
-        self.runtime, self.zero, *_ = self.deepspeed.initialize(
-            model=model, optimizer=optimizer, config=ds_config(self.config, model), dist_init_required=False
-        )
+        with known_local_rank(self.device):
+            self.runtime, self.zero, *_ = self.deepspeed.initialize(
+                model=model, optimizer=optimizer, config=ds_config(self.config, model), dist_init_required=False
+            )
         return super().bind(optimizer)
 
     @override

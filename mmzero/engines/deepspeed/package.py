@@ -2,7 +2,11 @@
 
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from mmzero.errors import ConfigError
 
@@ -44,6 +48,26 @@ def import_deepspeed(device_type: str) -> Any:
         )
     _leave_op_unbuilt(deepspeed)
     return deepspeed
+
+
+@contextmanager
+def known_local_rank(device: torch.device) -> Iterator[None]:
+    """Tell deepspeed this process's place on its node, which it reads from LOCAL_RANK alone and fails without.
+
+    Args:
+        device (torch.device): Where this rank computes.
+
+    Yields:
+        None: Inside, the variable is set, as it is already under a launcher.
+    """
+    if 'LOCAL_RANK' in os.environ:
+        yield
+        return
+    os.environ['LOCAL_RANK'] = str(device.index or 0)
+    try:
+        yield
+    finally:
+        del os.environ['LOCAL_RANK']
 
 
 def _leave_op_unbuilt(deepspeed: Any) -> None:
