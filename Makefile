@@ -15,10 +15,10 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full lint clean
+.PHONY: help venv demo test test-full test-deepspeed lint clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## make .venv with all that tests and lint need
 
@@ -39,13 +39,18 @@ demo: $(ENVIRONMENT) ## run tools/demo.py
 	$(PY) tools/demo.py
 
 # One thread per process: distributed tests start several ranks on the same cores.
-test test-full: export OMP_NUM_THREADS := 1
+test test-full test-deepspeed: export OMP_NUM_THREADS := 1
 
 test: $(ENVIRONMENT) ## the tests that run anywhere in a few minutes
 	$(PY) -m pytest tests -m 'not slow and not gpu and not deepspeed'
 
 test-full: $(ENVIRONMENT) ## the slow tests too
 	$(PY) -m pytest tests -m 'not gpu and not deepspeed'
+
+# Only here is DeepSpeed installed; pip does nothing where it is there already.
+test-deepspeed: $(ENVIRONMENT) ## the tests on DeepSpeed, which it installs
+	$(PY) -m pip install -c constraints.txt -e '.[deepspeed]'
+	$(PY) -m pytest tests -m deepspeed
 
 lint: $(ENVIRONMENT) ## ruff (lint and format), mypy, codespell
 	$(PY) -m ruff check .

@@ -1,6 +1,6 @@
 """Engines shard, synchronise, clip and step; each stage's rules live in its engine, once."""
 
-from mmzero.engines.base import Engine, engine_of
+from mmzero.engines.base import Clip, Engine, engine_of
 from mmzero.engines.build import build_engine
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
@@ -8,6 +8,7 @@ from mmzero.engines.rank0 import on_rank0
 
 __all__ = [
     'LAUNCHERS',
+    'Clip',
     'Engine',
     'Forecast',
     'build_engine',

@@ -1,12 +1,42 @@
 """The protocol that every engine fulfils.
 
-An engine comes in two phases, since DeepSpeed needs model and optimizer together: ``shard`` before the optimizer
-exists, ``bind`` once it does.
+[Note: the engine protocol]
+This is the order in which the pair calls an engine, and what each call promises.
+
+Once:
+
+ 1. ``check_plan(model, plan)`` refuses what cannot be trained, ``forecast(plan)`` says what a step will cost. The model
+    may be on meta; no process group is needed.
+ 2. ``shard(model, plan)`` gives every rank rank 0's parameters and buffers and enters each parameter in the table of
+    :func:`engine_of`. The parameter objects stay for as long as the model; their storage, and with it what ``.data``
+    and ``.grad`` show, is the engine's from here on.
+ 3. ``check_autocast(dtype)`` and ``check_clip(clip)`` refuse what a step could not honour.
+ 4. ``bind(optimizer)`` takes the optimizer that was built on those parameters, and returns it. DeepSpeed, which needs
+    model and optimizer together, partitions here. The groups keep their order, and what schedulers write into them (lr,
+    weight_decay, momentum) holds from the next step on. Which tensors their ``params`` list is the engine's business;
+    groups without a trainable parameter may go.
+
+Per micro-batch:
+
+ 5. ``micro_step(is_last)`` announces it.
+ 6. ``forward(...)`` runs the model.
+ 7. ``backward(loss)`` averages the gradients over ranks (by ``step`` at the latest) and adds them up over the
+    micro-batches. It scales nothing: MMEngine has divided the loss by their number.
+
+Per optimizer step, after the last micro-batch:
+
+ 8. ``step(clip)`` completes the gradients, clips them, steps, and returns their norm before clipping. It is one call,
+    since DeepSpeed clips within its step and knows the norm only afterwards.
+ 9. ``optimizer.zero_grad()`` is MMEngine's own call on the bound optimizer; after it no gradient is left.
+
+Between steps, collective: ``model_state``, ``optimizer_state`` and their ``load_`` counterparts. The next step starts
+from what was loaded.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,6 +81,19 @@ def engine_of(params: Iterable[nn.Parameter]) -> 'Engine':
             "runner_type='mmzero.ZeroRunner' with model_wrapper_cfg=dict(type='ZeroModelWrapper', ...)"
         )
     raise ValueError('ZeroOptimWrapper: the optimizer holds parameters of two models; give each its own')
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How gradients are clipped.
+
+    Args:
+        by (str): 'norm' for ``torch.nn.utils.clip_grad_norm_``, 'value' for ``clip_grad_value_``.
+        options (dict): Their arguments without the parameters.
+    """
+
+    by: str
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine(ABC):
@@ -132,7 +175,7 @@ class Engine(ABC):
             optimizer (Optimizer): The optimizer.
 
         Returns:
-            Optimizer: The one to use from now on.
+            Optimizer: The one whose groups schedulers write to from now on.
         """
         self.optimizer = optimizer
         return optimizer
@@ -141,7 +184,7 @@ class Engine(ABC):
         """Run backward.
 
         Args:
-            loss (Tensor): The scaled loss of this micro-batch.
+            loss (Tensor): The loss of this micro-batch, scaled for accumulation already.
             **kwargs: As ``torch.Tensor.backward``.
         """
         loss.backward(**kwargs)
@@ -156,25 +199,28 @@ class Engine(ABC):
             ConfigError: If it does.
         """
 
-    def finish_gradients(self) -> None:  # noqa: B027
-        """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""
-
-    @abstractmethod
-    def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
-        """Clip gradients by their global norm.
+    def check_clip(self, clip: Clip | None) -> None:  # noqa: B027
+        """Refuse a clipping that the engine cannot do.
 
         Args:
-            params (list[nn.Parameter]): Parameters with a gradient on any rank.
-            **kwargs: ``max_norm``, ``norm_type`` and the rest of ``torch.nn.utils.clip_grad_norm_``.
+            clip (Clip, optional): What every step will be given; None is no clipping.
 
-        Returns:
-            Tensor: The norm before clipping that DDP would see, 0-dim, the same on every rank.
+        Raises:
+            ConfigError: If it cannot.
         """
 
-    def step(self, **kwargs: Any) -> None:
-        """Step the optimizer."""
-        assert_bound(self)
-        self.optimizer.step(**kwargs)  # type: ignore[union-attr]
+    @abstractmethod
+    def step(self, clip: Clip | None = None, **kwargs: Any) -> Tensor | None:
+        """Complete the gradients, clip them and step the optimizer. Collective.
+
+        Args:
+            clip (Clip, optional): How gradients are clipped. Defaults to None: not at all.
+            **kwargs: As ``torch.optim.Optimizer.step``.
+
+        Returns:
+            Tensor or None: Where gradients are clipped by their norm, the norm before clipping that DDP would see,
+            0-dim, the same on every rank; None otherwise, and where no parameter has a gradient.
+        """
 
     def reduced_precision(self) -> AbstractContextManager:
         """The context of a forward in val and test, for units of reduced precision."""

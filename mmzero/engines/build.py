@@ -7,7 +7,11 @@ import torch
 from mmzero.config import ZeroConfig
 from mmzero.engines.base import Engine
 from mmzero.engines.ddp import DDPEngine
+from mmzero.engines.deepspeed import DeepSpeedEngine
 from mmzero.engines.fsdp2 import FSDP2Engine
+
+ENGINES: dict[str, type[Engine]] = {'fsdp2': FSDP2Engine, 'deepspeed': DeepSpeedEngine}
+"""By the name that ``model_wrapper_cfg.engine`` has for stages 1 to 3."""
 
 
 def build_engine(config: ZeroConfig) -> Engine:
@@ -18,9 +22,12 @@ def build_engine(config: ZeroConfig) -> Engine:
 
     Returns:
         Engine: The engine, on this rank's device.
+
+    Raises:
+        ConfigError: If the engine's package is missing, or it does not do what the config asks for.
     """
-    cls = DDPEngine if config.stage == 0 else FSDP2Engine
-    return cls(config, this_device())
+    engine = DDPEngine if config.stage == 0 else ENGINES[config.engine]
+    return engine(config, this_device())
 
 
 def this_device() -> torch.device:

@@ -12,18 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from mmzero._compat import ddp_buffer_arguments
-from mmzero.engines.base import Engine
 from mmzero.engines.forecast import Forecast
-from mmzero.engines.materialize import (
-    check_same_model,
-    materialize_buffers,
-    materialize_parameters,
-    parameter_slots,
-)
+from mmzero.engines.materialize import materialize_model
+from mmzero.engines.param_grads import ParamGradEngine
 from mmzero.policies import WrapPlan
 
 
-class DDPEngine(Engine):
+class DDPEngine(ParamGradEngine):
     """Engine of stage 0."""
 
     shards = False
@@ -44,10 +39,7 @@ class DDPEngine(Engine):
 
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
-        check_same_model(model)
-        materialize_buffers(model, self.device)
-        params = [param for _, param in model.named_parameters()]
-        materialize_parameters(params, parameter_slots(model), self.device)
+        materialize_model(model, self.device)
         self.adopt(model)
         # Not registered as a submodule anywhere: the model keeps its names, and stays the one module tree.
         self._forward = self._replicate(model)

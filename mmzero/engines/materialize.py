@@ -107,6 +107,22 @@ def materialize_parameters(params: Iterable[nn.Parameter], slots: Slots, device:
     return made
 
 
+def materialize_model(model: nn.Module, device: torch.device) -> None:
+    """Make a whole model real on the device, with rank 0's values. Collective.
+
+    Args:
+        model (nn.Module): The model, real on rank 0; its parameters and buffers are changed.
+        device (torch.device): The device.
+
+    Raises:
+        PlanError: On every rank, if a rank built another model.
+    """
+    check_same_model(model)
+    materialize_buffers(model, device)
+    params = [param for _, param in model.named_parameters()]
+    materialize_parameters(params, parameter_slots(model), device)
+
+
 def _broadcast(tensor: Tensor) -> None:
     # As bytes: backends do not know every dtype.
     dist.broadcast(tensor.detach().reshape(-1).view(torch.uint8), src=0)

@@ -1,5 +1,7 @@
 """Full tensors on rank 0's CPU from shards, and back, one tensor at a time. Every function here is collective."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +11,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from mmzero.errors import CheckpointError
+
+Whole = Callable[[Any], AbstractContextManager]
+"""Makes a tensor whole on every rank, for engines whose shards are not DTensors."""
 
 
 def gather(tensor: Tensor) -> Tensor | None:
@@ -45,11 +50,12 @@ def scatter(target: Tensor, full: Tensor | None) -> None:
         target.copy_(whole)
 
 
-def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def gather_tensors(tensors: dict[str, Tensor], whole: Whole = nullcontext) -> dict[str, Tensor]:
     """Gather named tensors.
 
     Args:
         tensors (dict[str, Tensor]): The same names, in the same order, on every rank.
+        whole (Whole): Context in which a tensor is read. Defaults to none.
 
     Returns:
         dict[str, Tensor]: Full CPU tensors on rank 0; empty on other ranks.
@@ -58,23 +64,26 @@ def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         # A module's extra state may be anything; rank 0's is kept.
         is_tensor = isinstance(tensor, Tensor)
-        full = gather(tensor) if is_tensor else (tensor if dist.get_rank() == 0 else None)
+        with whole(tensor):
+            full = gather(tensor) if is_tensor else (tensor if dist.get_rank() == 0 else None)
         if full is not None:
             gathered[name] = full
     return gathered
 
 
-def scatter_tensors(targets: dict[str, Tensor], full: dict[str, Tensor]) -> None:
+def scatter_tensors(targets: dict[str, Tensor], full: dict[str, Tensor], whole: Whole = nullcontext) -> None:
     """Fill those of the named tensors that rank 0 has.
 
     Args:
         targets (dict[str, Tensor]): The same names, in the same order, on every rank; changed in place.
         full (dict[str, Tensor]): Full tensors on rank 0; ignored on other ranks.
+        whole (Whole): Context in which a tensor is written. Defaults to none.
     """
     names = [[name for name, target in targets.items() if name in full and isinstance(target, Tensor)]]
     dist.broadcast_object_list(names, src=0)
     for name in names[0]:
-        scatter(targets[name], full.get(name))
+        with whole(targets[name]):
+            scatter(targets[name], full.get(name))
 
 
 def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mmzero.config.reader import optional_dtype
-from mmzero.engines import engine_of
+from mmzero.engines import Clip, engine_of
 from mmzero.errors import ConfigError
 
 
@@ -29,7 +29,8 @@ class ZeroOptimWrapper(OptimWrapper):
 
     Raises:
         ValueError: If the optimizer was not built on sharded parameters.
-        ConfigError: If the dtype is not supported, or autocast would run over fp32 units at stage 3.
+        ConfigError: If the dtype is not supported, autocast would run over fp32 units at stage 3, or the
+            engine cannot clip so.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class ZeroOptimWrapper(OptimWrapper):
         self.engine.check_autocast(self.dtype)
         # MMEngine takes 'type' out of the dict that it is given.
         clip_grad = None if clip_grad is None else dict(clip_grad)
-        super().__init__(self.engine.bind(optimizer), accumulative_counts, clip_grad)
+        super().__init__(optimizer, accumulative_counts, clip_grad)
+        self.engine.check_clip(self._clip())
+        self.optimizer = self.engine.bind(optimizer)
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
@@ -82,20 +85,15 @@ class ZeroOptimWrapper(OptimWrapper):
         Args:
             **kwargs: As ``torch.optim.Optimizer.step``.
         """
-        self.engine.finish_gradients()
-        if self.clip_grad_kwargs:
-            self._clip_grad()
-        self.engine.step(**kwargs)
+        norm = self.engine.step(self._clip(), **kwargs)
+        if norm is not None:
+            self.message_hub.update_scalar('train/grad_norm', float(norm))
 
-    def _clip_grad(self) -> None:
-        params = [param for group in self.optimizer.param_groups for param in group['params'] if param.grad is not None]
-        if not params:
-            return
-        if self.grad_name == 'grad_value':
-            self.clip_func(params, **self.clip_grad_kwargs)
-            return
-        norm = self.engine.clip_norm(params, **self.clip_grad_kwargs)
-        self.message_hub.update_scalar('train/grad_norm', float(norm))
+    def _clip(self) -> Clip | None:
+        # Read anew each time: hooks may change clip_grad_kwargs during a run.
+        if not self.clip_grad_kwargs:
+            return None
+        return Clip('value' if self.grad_name == 'grad_value' else 'norm', self.clip_grad_kwargs)
 
     def state_dict(self) -> dict:
         """Gather the optimizer's state. Collective.

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,12 @@ _numbers = itertools.count()
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor, gathered if it is a shard."""
+    if hasattr(tensor, 'ds_id'):
+        # A parameter of DeepSpeed's stage 3.
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.detach().clone()
     tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return tensor.detach().clone()
 
@@ -62,6 +69,7 @@ def train(
     optim: dict | None = None,
     steps: int = 5,
     seed: int = 0,
+    scheduler: Callable[[OptimWrapper], Any] | None = None,
 ) -> Record:
     """Train for some micro-batches and record losses, gradient norms, first gradients and weights.
 
@@ -77,23 +85,30 @@ def train(
     record: Record = dict(losses=[], norms=[], grads={}, before={}, after={})
     record['before'] = {name: full(param) for name, param in model.module.named_parameters()}
     rank, size = dist.get_rank(), dist.get_world_size()
-    step = wrapped_optim.optimizer.step
+    step = wrapped_optim.step
 
-    def keep_gradients(**kwargs: Any) -> None:
+    def keep_gradients(*_: Any) -> None:
         # Called once gradients are complete and clipped.
         if not record['grads']:
             for name, param in zip(names, model.module.parameters(), strict=True):
                 record['grads'][name] = None if param.grad is None else full(param.grad)
+
+    def step_and_keep_norm(_: OptimWrapper, **kwargs: Any) -> None:
         step(**kwargs)
         if 'train/grad_norm' in hub.log_scalars:
             record['norms'].append(float(hub.get_scalar('train/grad_norm').current()))
 
-    wrapped_optim.optimizer.step = keep_gradients
+    wrapped_optim.optimizer.register_step_pre_hook(keep_gradients)
+    # A bound method, as schedulers want it.
+    wrapped_optim.step = types.MethodType(step_and_keep_norm, wrapped_optim)
+    schedule = scheduler(wrapped_optim) if scheduler else None
     model.train()
     for index in range(steps):
         torch.manual_seed(1000 * (seed + 1) + index)
         log_vars = model.train_step(batch(1000 * seed + index * size + rank), wrapped_optim)
         record['losses'].append(float(log_vars['loss'].detach()))
+        if schedule is not None:
+            schedule.step()
     record['after'] = {name: full(param) for name, param in model.module.named_parameters()}
     record['buffers'] = {name: full(buffer) for name, buffer in model.module.named_buffers()}
     return record

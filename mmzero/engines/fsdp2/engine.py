@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from mmzero._compat import set_reduce_scatter_unused_params
-from mmzero.engines.base import Engine
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
 from mmzero.engines.fsdp2.evaluation import units_alone_in
@@ -27,11 +26,12 @@ from mmzero.engines.materialize import (
     materialize_parameters,
     parameter_slots,
 )
+from mmzero.engines.param_grads import ParamGradEngine
 from mmzero.errors import ConfigError, PlanError
 from mmzero.policies import Unit, WrapPlan
 
 
-class FSDP2Engine(Engine):
+class FSDP2Engine(ParamGradEngine):
     """Engine of stages 1 to 3: ``torch.distributed.fsdp.fully_shard`` on every unit, then on the root."""
 
     @override

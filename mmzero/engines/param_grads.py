@@ -1,0 +1,47 @@
+"""Engines that leave gradients in ``param.grad``, where torch's own optimizers and clipping find them."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from mmzero.engines.base import Clip, Engine, assert_bound
+
+
+class ParamGradEngine(Engine):
+    """What DDP and FSDP2 have in common: the optimizer steps on the parameters themselves."""
+
+    @override
+    def step(self, clip: Clip | None = None, **kwargs: Any) -> Tensor | None:
+        assert_bound(self)
+        self.finish_gradients()
+        norm = None if clip is None else self._clip(clip)
+        self.optimizer.step(**kwargs)  # type: ignore[union-attr]
+        return norm
+
+    def _clip(self, clip: Clip) -> Tensor | None:
+        groups = self.optimizer.param_groups  # type: ignore[union-attr]
+        params = [param for group in groups for param in group['params'] if param.grad is not None]
+        if not params:
+            return None
+        if clip.by == 'value':
+            torch.nn.utils.clip_grad_value_(params, **clip.options)
+            return None
+        return self.clip_norm(params, **clip.options)
+
+    def finish_gradients(self) -> None:  # noqa: B027
+        """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""
+
+    @abstractmethod
+    def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
+        """Clip gradients by their global norm.
+
+        Args:
+            params (list[nn.Parameter]): Parameters with a gradient on any rank.
+            **kwargs: ``max_norm``, ``norm_type`` and the rest of ``torch.nn.utils.clip_grad_norm_``.
+
+        Returns:
+            Tensor: The norm before clipping that DDP would see, 0-dim, the same on every rank.
+        """
