@@ -21,7 +21,7 @@ def overhead_table(found: Overhead) -> str:
     Returns:
         str: A heading, a row per contestant, and what follows from them.
     """
-    rows = [('pair / ...', 'median', '95% interval', 'pairs', 'collectives', 'moved', 'syncs', 'calls', 'ms')]
+    rows = [('contestant', 'pair / it', '95% interval', 'pairs', 'collectives', 'moved', 'syncs', 'calls', 'ms')]
     for name, cost in found.costs.items():
         ratio = cost.ratio
         interval = '' if name == PAIR else f'{ratio.low:.3f} to {ratio.high:.3f}'
