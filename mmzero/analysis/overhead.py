@@ -5,8 +5,9 @@ the same data. Before anything is timed they are held to the same losses; a comp
 nothing.
 """
 
+import cProfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmzero.analysis.collectives import CollectiveLog
-from mmzero.analysis.contestants import BY_HAND, FSDP1, PAIR, Batch, Setting, Step, contestants
+from mmzero.analysis.contestants import BY_HAND, FSDP1, PAIR, contestants
 from mmzero.analysis.paired import MedianRatio, largest_over_ranks, median_ratio, timed_rounds
+from mmzero.analysis.setting import Batch, Setting, Step
 from mmzero.analysis.syncs import runtime_syncs
 
 WARM_UP_STEPS = 5
@@ -33,6 +35,8 @@ class Cost:
         collectives (dict[str, int]): Their number per optimizer step, by kind.
         moved (float): Elements that a rank sends per optimizer step.
         syncs (dict[str, int]): Number of device syncs per optimizer step, by what they are.
+        python_calls (int): Function calls of Python's main thread per optimizer step, by cProfile: work of the host
+            that no noise of the machine changes.
         seconds (float): Median time of a step, for orientation.
         ratio (MedianRatio): Time of the pair's step by the time of this one's.
         loss_difference (float): Largest relative difference to the pair's losses.
@@ -42,6 +46,7 @@ class Cost:
     collectives: dict[str, int]
     moved: float
     syncs: dict[str, int]
+    python_calls: int
     seconds: float
     ratio: MedianRatio
     loss_difference: float
@@ -68,6 +73,7 @@ class _Counts:
     collectives: dict[str, int]
     moved: float
     syncs: dict[str, int]
+    python_calls: int
 
 
 def measure_overhead(
@@ -94,10 +100,7 @@ def measure_overhead(
     steps = make(setting)
     losses = {name: [_losses(step(data(i))) for i in range(WARM_UP_STEPS)] for name, step in steps.items()}
     differences = {name: _loss_difference(name, losses, setting.device) for name in steps}
-    counts = {name: _count(step, data(WARM_UP_STEPS)) for name, step in steps.items()}
-    for name, step in steps.items():
-        more = runtime_syncs(lambda: step(data(WARM_UP_STEPS + 1)))  # noqa: B023
-        counts[name] = replace(counts[name], syncs={**counts[name].syncs, **more})
+    counts = {name: _count(step, data) for name, step in steps.items()}
     seconds = timed_rounds(
         {name: lambda i, step=step: step(data(i)) for name, step in steps.items()},  # type: ignore[misc]
         rounds,
@@ -125,7 +128,7 @@ def _data(setting: Setting, size: int) -> Callable[[int], list[Batch]]:
 
 
 def _losses(losses: list[Tensor]) -> list[float]:
-    return [float(loss) for loss in losses]
+    return [float(loss.detach()) for loss in losses]
 
 
 def _comparable(name: str) -> int:
@@ -146,10 +149,15 @@ def _bound(setting: Setting, name: str) -> float:
     return 1e-2 if setting.bf16 and name != BY_HAND else 1e-6
 
 
-def _count(step: Step, batches: list[Batch]) -> _Counts:
+def _count(step: Step, data: Callable[[int], list[Batch]]) -> _Counts:
     with CollectiveLog() as log:
-        step(batches)
-    return _Counts(log.counts(), sum(call.moved for call in log.calls), dict(sorted(log.syncs.items())))
+        step(data(WARM_UP_STEPS))
+    more_syncs = runtime_syncs(lambda: step(data(WARM_UP_STEPS + 1)))
+    profile = cProfile.Profile()
+    profile.runcall(step, data(WARM_UP_STEPS + 2))
+    calls = sum(entry.callcount for entry in profile.getstats())
+    moved = sum(call.moved for call in log.calls)
+    return _Counts(log.counts(), moved, dict(sorted(log.syncs.items())) | more_syncs, calls)
 
 
 def _faults_of_all_ranks(setting: Setting, costs: dict[str, Cost]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def overhead_table(found: Overhead) -> str:
     Returns:
         str: A heading, a row per contestant, and what follows from them.
     """
-    rows = [('pair / ...', 'median', '95% interval', 'pairs', 'collectives', 'moved', 'syncs', 'ms')]
+    rows = [('contestant', 'pair / it', '95% interval', 'pairs', 'collectives', 'moved', 'syncs', 'calls', 'ms')]
     for name, cost in found.costs.items():
         ratio = cost.ratio
         interval = '' if name == PAIR else f'{ratio.low:.3f} to {ratio.high:.3f}'
@@ -34,6 +34,7 @@ def overhead_table(found: Overhead) -> str:
                 ', '.join(f'{number} {kind}' for kind, number in cost.collectives.items()) or 'none',
                 f'{cost.moved:,.0f}',
                 str(sum(cost.syncs.values())),
+                f'{cost.python_calls:,}',
                 f'{1000 * cost.seconds:.1f}',
             )
         )
@@ -48,7 +49,8 @@ def _heading(found: Overhead) -> str:
     return (
         f'\nZeRO stage {about["stage"]}, {about["dtype"]}, {about["accumulation"]} micro-batch(es) of '
         f'{about["batch_size"]} per step, {about["ranks"]} ranks on {about["device"]} ({about["backend"]}); '
-        f'{about["model"]}, {about["parameters"]:,} parameters; per optimizer step and rank:'
+        f'{about["model"]}, {about["parameters"]:,} parameters. Per optimizer step and '
+        'rank; calls are of Python functions:'
     )
 
 

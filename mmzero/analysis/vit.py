@@ -86,7 +86,7 @@ class ViT(BaseModel):
             x = block(x)
         logits = self.head(self.norm(x).mean(1))
         if mode == 'loss':
-            return dict(loss=cross_entropy(logits, labels))
+            return dict(loss=cross_entropy(logits, labels))  # type: ignore[arg-type]
         return list(logits) if mode == 'predict' else logits
 
     def batch(self, seed: int, size: int) -> dict[str, Tensor]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from mmzero.analysis.contestants import Setting
 from mmzero.analysis.launch import join_ranks
 from mmzero.analysis.overhead import measure_overhead
 from mmzero.analysis.overhead_report import overhead_table, write_json
+from mmzero.analysis.setting import Setting
 from mmzero.analysis.vit import ViT, ViTBlock
 from mmzero.runner import run_tool
 

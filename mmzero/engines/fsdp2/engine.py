@@ -78,7 +78,7 @@ class FSDP2Engine(ParamGradEngine):
         if not isinstance(model, FSDPModule):
             raise RuntimeError('fully_shard left the model as it was')
         self.root: FSDPModule = model
-        self.units = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
+        self.units: list[Any] = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
         self.replicated = ReplicatedParameters(scalars)
         self.unused = self._unused(plan)
         self.adopt(model)
@@ -120,9 +120,11 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def micro_step(self, is_last: bool) -> None:
-        self.root.set_requires_gradient_sync(is_last or self.rules.sync_every_micro_step)
-        if self.rules.keep_gathered:
-            self.root.set_reshard_after_backward(is_last)
+        # Unit by unit: what FSDP2 does by itself walks all modules of the model, in every micro-batch.
+        for module in (*self.units, self.root):
+            module.set_requires_gradient_sync(is_last or self.rules.sync_every_micro_step, recurse=False)
+            if self.rules.keep_gathered:
+                module.set_reshard_after_backward(is_last, recurse=False)
 
     @override
     def check_autocast(self, dtype: torch.dtype | None) -> None:
