@@ -11,6 +11,7 @@ import mmengine.runner.checkpoint
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import Store, distributed_c10d
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
@@ -49,7 +50,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def build_with_meta_parameters(build: Callable[[], T]) -> T:
-    """Build a model with its parameters on meta, or for real where it reads their values while it is built.
+    """Build a model with its parameters on meta, or for real where it uses their values while it is built.
 
     Args:
         build (Callable[[], T]): Builds the model; may be called twice.
@@ -59,11 +60,20 @@ def build_with_meta_parameters(build: Callable[[], T]) -> T:
     """
     try:
         with parameters_on_meta():
-            return build()
+            built = build()
+        if not _has_meta_attributes(built):
+            return built
     except (NotImplementedError, RuntimeError) as error:
         if 'meta' not in str(error):
             raise
     return build()
+
+
+def _has_meta_attributes(model: Any) -> bool:
+    """Whether a tensor that is no parameter or buffer was computed from a parameter, so that nothing would fill it."""
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    held = [item for value in attributes if isinstance(value, (list, tuple)) for item in value]
+    return any(isinstance(value, torch.Tensor) and value.is_meta for value in attributes + held)
 
 
 @contextmanager
@@ -151,3 +161,12 @@ def ddp_buffer_arguments(sync: bool) -> dict[str, Any]:
     """
     known = inspect.signature(DistributedDataParallel).parameters
     return {'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers': sync}
+
+
+def default_store() -> Store:
+    """Get the key-value store of the default process group. Remove once torch has a public function for it.
+
+    Returns:
+        Store: The store that all ranks share.
+    """
+    return distributed_c10d._get_default_store()

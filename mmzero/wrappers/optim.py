@@ -28,8 +28,8 @@ class ZeroOptimWrapper(OptimWrapper):
             float32.
 
     Raises:
-        ValueError: If the optimizer was not built on sharded parameters.
-        ConfigError: If the dtype is not supported, or autocast would run over fp32 units at stage 3.
+        ConfigError: If the optimizer was not built on the parameters of one ZeroModelWrapper, the dtype is not
+            supported, or autocast would run over fp32 units at stage 3.
     """
 
     def __init__(
