@@ -189,7 +189,6 @@ class CheckpointMixin(Runner):
                 'noise and dropout will not be those of the unbroken run'
             )
 
-
     def _say_what_is_lost(self) -> None:
         counts = getattr(self.optim_wrapper, '_accumulative_counts', 1)
         if self.iter % counts:
