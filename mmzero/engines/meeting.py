@@ -10,7 +10,6 @@ rank that waits has gone past the meeting, however slow the others are.
 
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
@@ -18,8 +17,10 @@ from torch.distributed.constants import default_pg_timeout
 from mmzero._compat import default_store
 from mmzero.errors import CheckpointError
 
-# How long to wait before asking where the others are.
-PATIENCE = timedelta(seconds=2)
+# How long to wait before asking where the others are; ranks are rarely further apart.
+PATIENCE_SECONDS = 2.0
+# Between two looks at the store; doubled from a millisecond on.
+LONGEST_PAUSE_SECONDS = 0.25
 
 
 @dataclass
@@ -64,18 +65,14 @@ def meet(what: str) -> None:
     _leave_word(number, what, waits=True)
     if store.add(key, 1) == dist.get_world_size():
         store.set(f'{key}/all', '')
-    deadline = time.monotonic() + default_pg_timeout.total_seconds()
-    while not _is_there(f'{key}/all'):
-        fault = _elsewhere(number, what)
-        if fault is None and time.monotonic() > deadline:
-            fault = f'not all ranks came within {default_pg_timeout}'
-        if fault is not None:
-            # As if this rank had not come.
-            store.add(key, -1)
-            raise CheckpointError(
-                f'rank {dist.get_rank()} wants to {what}, but {fault}. All ranks have to do it together: do not call '
-                'it on one rank alone (if is_main_process(): ...), nor on a condition that differs from rank to rank'
-            )
+    fault = _wait_for_all(f'{key}/all', number, what)
+    if fault is not None:
+        # As if this rank had not come.
+        store.add(key, -1)
+        raise CheckpointError(
+            f'rank {dist.get_rank()} wants to {what}, but {fault}. All ranks have to do it together: do not call it on '
+            'one rank alone (if is_main_process(): ...), nor on a condition that differs from rank to rank'
+        )
     _here.meetings = number
 
 
@@ -87,12 +84,19 @@ def _leave_word(meeting: int, what: str, waits: bool = False) -> None:
     default_store().set(f'mmzero/place/{dist.get_rank()}', f'{meeting} {_here.steps} {waits:d} {what}')
 
 
-def _is_there(key: str) -> bool:
-    try:
-        default_store().wait([key], PATIENCE)
-    except dist.DistStoreError:
-        return False
-    return True
+def _wait_for_all(key: str, number: int, what: str) -> str | None:
+    """Wait for a key that the last rank sets; says why it will not be set, if that can be told."""
+    start, pause, fault = time.monotonic(), 0.001, None
+    # Not Store.wait, which warns of each of its timeouts.
+    while fault is None and not default_store().check([key]):
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        waited = time.monotonic() - start
+        if waited > default_pg_timeout.total_seconds():
+            fault = f'not all ranks came within {default_pg_timeout}'
+        elif waited > PATIENCE_SECONDS:
+            fault = _elsewhere(number, what)
+    return fault
 
 
 def _elsewhere(number: int, what: str) -> str | None:
