@@ -23,7 +23,7 @@ from mmzero.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from mmzero.engines import on_rank0
+from mmzero.engines import meet, on_rank0
 from mmzero.hooks import RandomStateHook
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
@@ -133,6 +133,7 @@ class CheckpointMixin(Runner):
         if self._read is not None and self._read[0] == filename:
             (_, known), self._read = self._read, None
             return known
+        meet(f'load {filename}')
         model = bare_model(self.model)
         # On every rank: it reshards gathered units.
         wanted = model.state_dict()

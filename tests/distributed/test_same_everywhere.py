@@ -15,7 +15,8 @@ from torch import nn
 from mmzero import ZeroModelWrapper
 from mmzero.engines.ddp import DDPEngine
 from mmzero.engines.fsdp2 import FSDP2Engine
-from tests.distributed.cases import Faults, live_bytes, merged, only_new_objects, same_on_all_ranks
+from mmzero.errors import PlanError
+from tests.distributed.cases import Faults, live_bytes, merged, only_new_objects, refused, same_on_all_ranks
 from tests.distributed.detector import seeded, tensors_of
 from tests.distributed.ranks import run_ranks
 from tests.models import Block, ToyModel
@@ -115,6 +116,43 @@ def attributes(stage: int, folder: str) -> list[str]:
     return ['an attribute is on meta'] if model.bound.is_meta or model.rows[0].is_meta else []
 
 
+class FreezesLate(ToyModel):
+    """Freezes a part in init_weights, and makes a buffer in the first forward, of its own data."""
+
+    def init_weights(self) -> None:
+        self.stem.requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
+        if not hasattr(self, 'seen'):
+            self.register_buffer('seen', inputs.mean(0))
+        return super().forward(inputs, labels, mode)
+
+
+def late(stage: int, folder: str) -> list[str]:
+    """Rank 0's flags hold everywhere, and its buffer is what is saved and loaded again."""
+    runner = vector_runner(
+        f'{folder}/late', dict(type=FreezesLate), stage, dict(find_unused_parameters=True), launcher='pytorch'
+    )
+    runner.train()
+    model = runner.model.module
+    faults = ['not frozen'] if any(param.requires_grad for param in model.stem.parameters()) else []
+    saved = torch.load(f'{folder}/late/epoch_1.pth', weights_only=True)['state_dict']
+    if (dist.get_rank() == 0) != torch.equal(saved['seen'], model.seen):
+        faults.append("the saved buffer is not rank 0's")
+    runner.load_checkpoint(f'{folder}/late/epoch_1.pth', strict=True)
+    return faults + ([] if torch.equal(saved['seen'], model.seen) else ['the buffer is not loaded'])
+
+
+def another_model(stage: int, folder: str) -> list[str]:
+    """Ranks that build other models are named, on every rank."""
+    faults: list[str] = []
+    rank = dist.get_rank()
+    for build in (lambda: ToyModel(depth=2 + rank), lambda: ToyModel(width=12 + 2 * rank)):
+        with refused(faults, PlanError, 'rank 1 built another model than rank 0'):
+            ZeroModelWrapper(module=build(), stage=stage)
+    return faults
+
+
 WIDTH, DEPTH = 96, 4
 
 
@@ -151,7 +189,7 @@ def peak_of(owner: Any, name: str) -> Iterator[list[int]]:
         yield peak
 
 
-CASES = (buffers, seeds, attributes, memory)
+CASES = (buffers, seeds, attributes, late, another_model, memory)
 
 
 def run_cases(folder: str) -> Faults:
