@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import Store, distributed_c10d
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -55,7 +56,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def build_with_meta_parameters(build: Callable[[], T]) -> T:
-    """Build a model with its parameters on meta, or for real where it reads their values while it is built.
+    """Build a model with its parameters on meta, or for real where it uses their values while it is built.
 
     Args:
         build (Callable[[], T]): Builds the model; may be called twice.
@@ -65,11 +66,20 @@ def build_with_meta_parameters(build: Callable[[], T]) -> T:
     """
     try:
         with parameters_on_meta():
-            return build()
+            built = build()
+        if not _has_meta_attributes(built):
+            return built
     except (NotImplementedError, RuntimeError) as error:
         if 'meta' not in str(error):
             raise
     return build()
+
+
+def _has_meta_attributes(model: Any) -> bool:
+    """Whether a tensor that is no parameter or buffer was computed from a parameter, so that nothing would fill it."""
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    held = [item for value in attributes if isinstance(value, (list, tuple)) for item in value]
+    return any(isinstance(value, torch.Tensor) and value.is_meta for value in attributes + held)
 
 
 @contextmanager
@@ -186,3 +196,12 @@ def size_of_group(group: Any) -> int:
     if isinstance(group, str):
         return _resolve_process_group(group).size()  # type: ignore[arg-type]
     return (group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)).size()
+
+
+def default_store() -> Store:
+    """Get the key-value store of the default process group. Remove once torch has a public function for it.
+
+    Returns:
+        Store: The store that all ranks share.
+    """
+    return distributed_c10d._get_default_store()

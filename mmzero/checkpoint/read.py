@@ -2,7 +2,7 @@
 
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,13 @@ def safe_loading() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def read_checkpoint(filename: str) -> dict[str, Any]:
+def read_checkpoint(filename: str, wanted: Iterable[str] = ()) -> dict[str, Any]:
     """Read a checkpoint of mmzero or MMEngine, or a bare state dict. On one rank, without communication.
 
     Args:
         filename (str): A path, or a URL that MMEngine's CheckpointLoader knows.
+        wanted (Iterable[str]): Names of the model's weights, which tell what in the file's names is a wrapper's.
+            Defaults to none: not known.
 
     Returns:
         dict: With ``state_dict`` under clean names, and what else the file holds.
@@ -81,14 +83,17 @@ def read_checkpoint(filename: str) -> dict[str, Any]:
     except Exception as error:
         # Unpickling what is no pickle may raise anything.
         raise CheckpointError(f'{filename} ({_size(filename)}) {_advice(error, filename)}') from None
-    return _normalised(loaded, filename)
+    return _normalised(loaded, filename, wanted)
 
 
-def _normalised(loaded: Any, filename: str) -> dict[str, Any]:
+def _normalised(loaded: Any, filename: str, wanted: Iterable[str]) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise CheckpointError(f'{filename} holds a {type(loaded).__name__}, not a dict of weights')
     checkpoint = dict(loaded) if 'state_dict' in loaded else dict(state_dict=loaded.get('model', loaded))
-    checkpoint['state_dict'] = clean_names(checkpoint['state_dict'])
+    state = checkpoint['state_dict']
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise CheckpointError(f'{filename} holds no dict of weights by name where they should be')
+    checkpoint['state_dict'] = clean_names(state, wanted)
     if isinstance(checkpoint.get('message_hub'), dict):
         checkpoint['message_hub'] = message_hub_state(checkpoint['message_hub'])
     return checkpoint

@@ -3,17 +3,22 @@
 from mmzero.engines.base import Clip, Engine, engine_of
 from mmzero.engines.build import build_engine
 from mmzero.engines.forecast import Forecast
+from mmzero.engines.meeting import meet, started
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0
+from mmzero.engines.whole_weights import accept_whole_tensors
 
 __all__ = [
     'LAUNCHERS',
     'Clip',
     'Engine',
     'Forecast',
+    'accept_whole_tensors',
     'build_engine',
     'engine_of',
     'init_process_group',
+    'meet',
     'on_rank0',
+    'started',
     'world_size_of',
 ]

@@ -52,7 +52,7 @@ from mmzero.engines.state import (
     scatter_optimizer,
     scatter_tensors,
 )
-from mmzero.errors import PlanError
+from mmzero.errors import ConfigError, PlanError
 from mmzero.policies import WrapPlan
 
 _ENGINES = WeakIdKeyDictionary()
@@ -68,19 +68,21 @@ def engine_of(params: Iterable[nn.Parameter]) -> 'Engine':
         Engine: The engine.
 
     Raises:
-        ValueError: If no engine knows a parameter, because the optimizer was built before sharding or without
+        ConfigError: If no engine knows a parameter, because the optimizer was built before sharding or without
             a ZeroModelWrapper, or if two engines do.
     """
     engines = {id(engine): engine for engine in (_ENGINES.get(param) for param in params)}
     if len(engines) == 1 and (engine := next(iter(engines.values()))) is not None:
         return engine
     if None in engines.values() or not engines:
-        raise ValueError(
-            'ZeroOptimWrapper: the optimizer holds parameters that no ZeroModelWrapper has sharded. Build the '
-            'model wrapper first and the optimizer on its parameters; in a config, use '
-            "runner_type='mmzero.ZeroRunner' with model_wrapper_cfg=dict(type='ZeroModelWrapper', ...)"
+        raise ConfigError(
+            [
+                'optim_wrapper.optimizer: holds parameters that no ZeroModelWrapper has sharded. Build the model '
+                'wrapper first and the optimizer on its parameters; in a config, use '
+                "runner_type='mmzero.ZeroRunner' with model_wrapper_cfg=dict(type='ZeroModelWrapper', ...)"
+            ]
         )
-    raise ValueError('ZeroOptimWrapper: the optimizer holds parameters of two models; give each its own')
+    raise ConfigError(['optim_wrapper.optimizer: holds parameters of two models; give each its own'])
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,29 @@ Slots = dict[int, list[tuple[nn.Module, str]]]
 
 
 def check_same_model(model: nn.Module) -> None:
-    """Compare names, shapes and dtypes of all tensors with rank 0's. Collective.
+    """Compare names, shapes and dtypes of all tensors with rank 0's, and freeze what rank 0 has frozen. Collective.
+
+    Some models freeze parameters in ``init_weights``, which runs on rank 0 alone.
 
     Args:
-        model (nn.Module): The model.
+        model (nn.Module): The model; its parameters' ``requires_grad`` may change.
 
     Raises:
         PlanError: On every rank, if a rank built another model.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     mine = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
-    box = [mine]
+    box = [(mine, [param.requires_grad for param in model.parameters()])]
     dist.broadcast_object_list(box, src=0)
-    fault = _difference(box[0], mine)
+    theirs, trained = box[0]
+    fault = _difference(theirs, mine)
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault)
     for rank, text in enumerate(faults):
         if text is not None:
             raise PlanError(f'rank {rank} built another model than rank 0: {text}; build it from the same config')
+    for param, flag in zip(model.parameters(), trained, strict=True):
+        param.requires_grad_(flag)
 
 
 def _difference(theirs: list, mine: list) -> str | None:

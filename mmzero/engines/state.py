@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from mmzero.engines.meeting import meet
 from mmzero.errors import CheckpointError
 
 Whole = Callable[[Any], AbstractContextManager]
@@ -60,6 +61,7 @@ def gather_tensors(tensors: dict[str, Tensor], whole: Whole = nullcontext) -> di
     Returns:
         dict[str, Tensor]: Full CPU tensors on rank 0; empty on other ranks.
     """
+    meet("gather the model's weights")
     gathered = {}
     for name, tensor in tensors.items():
         # A module's extra state may be anything; rank 0's is kept.
@@ -79,6 +81,7 @@ def scatter_tensors(targets: dict[str, Tensor], full: dict[str, Tensor], whole: 
         full (dict[str, Tensor]): Full tensors on rank 0; ignored on other ranks.
         whole (Whole): Context in which a tensor is written. Defaults to none.
     """
+    meet("load the model's weights")
     names = [[name for name, target in targets.items() if name in full and isinstance(target, Tensor)]]
     dist.broadcast_object_list(names, src=0)
     for name in names[0]:
@@ -95,6 +98,7 @@ def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     Returns:
         dict: On rank 0 ``state`` and ``param_groups``; empty on other ranks.
     """
+    meet("gather the optimizer's state")
     packed = optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
     for index in sorted(packed['state']):
@@ -113,6 +117,7 @@ def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any]) -> None:
     Raises:
         CheckpointError: On every rank, if the groups do not fit.
     """
+    meet("load the optimizer's state")
     box = [_describe(full)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box, src=0)
     layout, groups = box[0]  # type: ignore[misc]

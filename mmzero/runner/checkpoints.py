@@ -1,7 +1,5 @@
 """How ZeroRunner saves and loads: collectively, at every stage."""
 
-import logging
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,24 +7,23 @@ from typing import Any
 import mmengine
 import torch.distributed as dist
 from mmengine.fileio import join_path
-from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel
 from mmengine.runner import Runner
-from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.utils import get_git_hash
-from torch import Tensor, nn
+from torch import nn
 
 from mmzero.checkpoint import (
+    clean_name,
+    fitting_state,
     gather_random_states,
-    matching_names,
+    load_into_real,
     placeholders,
     plain,
     random_state,
     read_checkpoint,
     write_checkpoint,
 )
-from mmzero.engines import on_rank0
-from mmzero.errors import CheckpointError
+from mmzero.engines import meet, on_rank0
 from mmzero.hooks import RandomStateHook
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
@@ -74,7 +71,9 @@ class CheckpointMixin(Runner):
         checkpoint: dict[str, Any] = dict(meta=self._meta(meta or {}, by_epoch))
         if not isinstance(self.model, ZeroModelWrapper):
             raise RuntimeError('save_checkpoint: the model is not sharded yet; call train() first')
-        checkpoint['state_dict'] = self.model.engine.model_state()
+        state = self.model.engine.model_state()
+        # A compiled part of the model has a prefix of its own.
+        checkpoint['state_dict'] = {clean_name(name): value for name, value in state.items()}
         checkpoint['message_hub'] = self.message_hub.state_dict()
         if save_optimizer:
             checkpoint['optimizer'] = self.optim_wrapper.state_dict()
@@ -134,19 +133,37 @@ class CheckpointMixin(Runner):
         if self._read is not None and self._read[0] == filename:
             (_, known), self._read = self._read, None
             return known
-        read = on_rank0(lambda: read_checkpoint(filename))
+        meet(f'load {filename}')
+        model = bare_model(self.model)
+        # On every rank: it reshards gathered units.
+        wanted = model.state_dict()
+        read = on_rank0(lambda: read_checkpoint(filename, wanted))
         box: list[Any] = [None if read is None else placeholders(read)]
         dist.broadcast_object_list(box, src=0)
         checkpoint: dict[str, Any] = box[0] if read is None else read
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
-        model = bare_model(self.model)
         if self._wrapper is None:
-            on_rank0(lambda: _load_into_real(model, checkpoint, filename, strict, revise_keys))
+            on_rank0(lambda: load_into_real(model, wanted, checkpoint, filename, strict, revise_keys))
         else:
-            state = on_rank0(lambda: _fitting_state(model, checkpoint['state_dict'], filename, strict, revise_keys))
+            state = on_rank0(lambda: fitting_state(wanted, checkpoint['state_dict'], filename, strict, revise_keys))
             self._wrapper.engine.load_model_state(state or {})
         self.logger.info(f'loaded weights from {filename}')
         return checkpoint
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """Call all hooks, after an evaluation with rank 0's metrics on every rank. Collective there.
+
+        Whether to save the best checkpoint, to stop early or to lower the learning rate is decided on them.
+
+        Args:
+            fn_name (str): As Runner's.
+            **kwargs: As Runner's.
+        """
+        if fn_name in ('after_val_epoch', 'after_test_epoch') and 'metrics' in kwargs:
+            box = [kwargs['metrics']]
+            dist.broadcast_object_list(box, src=0)
+            kwargs['metrics'] = box[0]
+        super().call_hook(fn_name, **kwargs)
 
     def _random_state_hook(self) -> RandomStateHook:
         return next(hook for hook in self.hooks if isinstance(hook, RandomStateHook))
@@ -164,12 +181,22 @@ class CheckpointMixin(Runner):
         states = checkpoint.get('random_states')
         super().resume(filename, *args, **kwargs)
         self._read = None
+        self._say_what_is_lost()
         if states is not None and len(states) == self.world_size:
             self._random_state_hook().continue_from(states[self.rank])
         else:
             self.logger.warning(
                 f'{filename} holds random states of {len(states or [])} rank(s) and this run has {self.world_size}: '
                 'noise and dropout will not be those of the unbroken run'
+            )
+
+    def _say_what_is_lost(self) -> None:
+        counts = getattr(self.optim_wrapper, '_accumulative_counts', 1)
+        if self.iter % counts:
+            self.logger.warning(
+                f'optim_wrapper.accumulative_counts: resumed after {self.iter % counts} of {counts} micro-batches of a '
+                'step, whose gradients no checkpoint holds: this step has only the rest, as under MMEngine. Save at '
+                f'multiples of {counts} iterations to avoid it.'
             )
 
 
@@ -183,53 +210,3 @@ def bare_model(model: nn.Module) -> nn.Module:
         nn.Module: The model that is sharded and whose weights a checkpoint holds.
     """
     return model.module if isinstance(model, (ZeroModelWrapper, BaseTTAModel)) else model
-
-
-def _load_into_real(
-    model: nn.Module, checkpoint: dict, filename: str, strict: bool, revise_keys: Sequence[tuple[str, str]]
-) -> None:
-    """Load into a model that is not sharded yet, by MMEngine's own function."""
-    _fitting_names(model, _revised(checkpoint['state_dict'], revise_keys), filename)
-    _load_checkpoint_to_model(model, checkpoint, strict, revise_keys=list(revise_keys))
-
-
-def _fitting_state(
-    model: nn.Module,
-    saved: dict[str, Tensor],
-    filename: str,
-    strict: bool,
-    revise_keys: Sequence[tuple[str, str]],
-) -> dict[str, Tensor]:
-    """Choose what of a checkpoint goes into the shards; rank 0's work, without communication."""
-    state = _revised(saved, revise_keys)
-    wanted = model.state_dict()
-    fitting = _fitting_names(model, state, filename)
-    missing, left = sorted(wanted.keys() - fitting), sorted(state.keys() - fitting)
-    if strict and (missing or left):
-        raise CheckpointError(f'{filename} does not fit the model: missing: {missing[:5]}; left over: {left[:5]}')
-    if missing or left:
-        print_log(
-            f'{filename}: not loaded, since missing or of another shape: {missing}; left over: {left}',
-            'current',
-            logging.WARNING,
-        )
-    return {name: state[name] for name in fitting}
-
-
-def _fitting_names(model: nn.Module, state: dict[str, Tensor], filename: str) -> set[str]:
-    wanted = {name: tensor.shape for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    common = matching_names(state, wanted, filename)
-    fitting = {name for name in common if state[name].shape == wanted[name]}
-    if common and not fitting:
-        name = min(common)
-        raise CheckpointError(
-            f'{filename}: no weight has the shape that the model wants; {name} is {tuple(state[name].shape)} there and '
-            f'{tuple(wanted[name])} in the model. Is it a checkpoint of a model of another size?'
-        )
-    return fitting
-
-
-def _revised(state: dict[str, Tensor], revise_keys: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    for pattern, replacement in revise_keys:
-        state = {re.sub(pattern, replacement, name): value for name, value in state.items()}
-    return state

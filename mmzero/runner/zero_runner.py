@@ -14,9 +14,9 @@ from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import safe_loading
+from mmzero.checkpoint import pretrained_loading
 from mmzero.config import Faults
-from mmzero.engines import init_process_group, on_rank0
+from mmzero.engines import init_process_group, on_rank0, started
 from mmzero.errors import DataError
 from mmzero.hooks import HostMemoryHook, RandomStateHook
 from mmzero.runner.check import check_config, check_same_number_of_batches, missing_data
@@ -123,7 +123,9 @@ class ZeroRunner(CheckpointMixin, Runner):
         if self._train_loop is not None:
             self._train_loop = self.build_train_loop(self._train_loop)
         self.prepare()
-        return super().train()
+        model = super().train()
+        started('the end of training')
+        return model
 
     def val(self) -> dict:
         """Launch validation.
@@ -257,5 +259,5 @@ def _from_rank0(work: Callable[[], T]) -> T:
 
 
 def _init_weights(model: nn.Module) -> None:
-    with safe_loading():
+    with pretrained_loading():
         model.init_weights()  # type: ignore[operator]

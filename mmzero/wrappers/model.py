@@ -1,9 +1,11 @@
 """The model wrapper."""
 
 import sys
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from mmengine.logging import print_log
 from mmengine.model import BaseDataPreprocessor, BaseModel
@@ -12,8 +14,9 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mmzero.checkpoint import clean_names, fitting_names
 from mmzero.config import Faults, ZeroConfig, read_zero_config
-from mmzero.engines import build_engine, init_process_group
+from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, started
 from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
 from mmzero.policies import WrapPlan, build_policy, plan_table
@@ -58,6 +61,7 @@ class ZeroModelWrapper(nn.Module):
             raise
         self._announce()
         self.engine.shard(module, self.plan)
+        accept_whole_tensors(module)
         self.module: Any = module
         for child in module.modules():
             if isinstance(child, BaseDataPreprocessor):
@@ -91,6 +95,7 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             Any: As the model's.
         """
+        self._started('its next forward', counts=torch.is_grad_enabled())
         return self.engine.forward(*args, **kwargs)
 
     def train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
@@ -126,6 +131,7 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``val_step``.
         """
+        self._started('its next val_step')
         with self.engine.reduced_precision():
             return self.module.val_step(data)
 
@@ -138,16 +144,37 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``test_step``.
         """
+        self._started('its next test_step')
         with self.engine.reduced_precision():
             return self.module.test_step(data)
+
+    def _started(self, what: str, counts: bool = False) -> None:
+        # Ranks that hold the whole model may evaluate different numbers of batches.
+        if counts or self.engine.shards:
+            started(what)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """This rank's part of the model's state, under the model's own names."""
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load this rank's part of the state, as :meth:`state_dict` gives it."""
-        return self.module.load_state_dict(state_dict, *args, **kwargs)
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load weights: this rank's part, as :meth:`state_dict` gives it, or whole tensors, the same on every rank.
+
+        Args:
+            state_dict (Mapping[str, Any]): Weights by name. What wrappers put into names is stripped.
+            *args: As ``torch.nn.Module.load_state_dict``.
+            **kwargs: As ``torch.nn.Module.load_state_dict``.
+
+        Returns:
+            NamedTuple: Missing and unexpected names.
+
+        Raises:
+            CheckpointError: If no weight fits, so that nothing would be loaded.
+        """
+        wanted = self.module.state_dict()
+        state = clean_names(state_dict, wanted)
+        fitting_names(state, wanted, 'load_state_dict')
+        return self.module.load_state_dict(state, *args, **kwargs)
 
 
 def _check_mesh(config: ZeroConfig, faults: Faults) -> None:

@@ -28,9 +28,8 @@ class ZeroOptimWrapper(OptimWrapper):
             float32.
 
     Raises:
-        ValueError: If the optimizer was not built on sharded parameters.
-        ConfigError: If the dtype is not supported, autocast would run over fp32 units at stage 3, or the
-            engine cannot clip so.
+        ConfigError: If the optimizer was not built on the parameters of one ZeroModelWrapper, the dtype is not
+            supported, autocast would run over fp32 units at stage 3, or the engine cannot clip so.
     """
 
     def __init__(

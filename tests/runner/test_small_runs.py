@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from mmengine.hooks import Hook
+from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
@@ -140,6 +142,64 @@ def test_extra_state_and_an_attribute_named_module(tmp_path: Path) -> None:
     runner.prepare()
     assert torch.equal(weights(runner)['module.weight'], saved['state_dict']['module.weight'])
     assert runner.model.module.extra == dict(seen=3)
+
+
+class OnlyModule(BaseModel):
+    """Has one child, which is called as DDP's is, and a part of which is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = ToyModel()
+        self.module.stem = torch.compile(self.module.stem, backend='eager')
+
+    def init_weights(self) -> None:
+        """MMEngine's own does not know compiled parts."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+PREFIXES = ('', 'module.', '_orig_mod.', 'module._orig_mod.', '_fsdp_wrapped_module.module.', 'module.module.')
+
+
+@pytest.mark.parametrize('stage', [0, 1, 2, 3])
+def test_prefixes_of_wrappers(tmp_path: Path, stage: int) -> None:
+    """None in ours; all understood, before and after sharding; a child of that name is the model's own."""
+    wrapper = dict(find_unused_parameters=True)
+    trained = vector_runner(tmp_path, OnlyModule(), stage, wrapper)
+    trained.train()
+    saved = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)['state_dict']
+    assert saved.keys() == {f'module.{name}' for name in ToyModel().state_dict()}
+    for prefix in PREFIXES:
+        file = str(tmp_path / 'other.pth')
+        torch.save({prefix + name: value for name, value in saved.items()}, file)
+        for before in (True, False):
+            runner = vector_runner(tmp_path, OnlyModule(), stage, wrapper, load_from=file if before else None)
+            runner.prepare()
+            if not before:
+                runner.load_checkpoint(file, strict=True)
+            found = {name.replace('_orig_mod.', ''): value for name, value in weights(runner).items()}
+            assert found.keys() == saved.keys()
+            assert all(torch.equal(value, saved[name]) for name, value in found.items()), prefix
+    resumed = vector_runner(tmp_path, OnlyModule(), stage, wrapper, resume=True)
+    resumed.train()
+    assert resumed.epoch == 1
+
+
+def test_resuming_within_a_step_says_what_is_lost(tmp_path: Path) -> None:
+    """As under MMEngine, whose checkpoints do not hold gradients of a step that is not complete either."""
+    optim = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.01), accumulative_counts=2)
+    vector_runner(tmp_path, optim_wrapper=dict(optim)).train()
+    resumed = vector_runner(tmp_path, optim_wrapper=dict(optim), resume=True)
+    with patch.object(resumed.logger, 'warning') as warning:
+        resumed.train()
+    said = [call.args[0] for call in warning.call_args_list]
+    assert any('resumed after 1 of 2 micro-batches of a step' in text for text in said), said
+    for changes in (dict(optim_wrapper=dict(optim, accumulative_counts=3)), {}):
+        resumed = vector_runner(tmp_path, resume=True, **changes)
+        with patch.object(resumed.logger, 'warning') as warning:
+            resumed.train()
+        assert not any('micro-batches' in call.args[0] for call in warning.call_args_list)
 
 
 class DropsTheBias(Hook):

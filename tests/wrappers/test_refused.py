@@ -3,11 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
+from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
 
+from mmzero import ZeroOptimWrapper
 from mmzero.errors import ConfigError
-from tests.models import ToyModel
+from tests.models import ToyModel, toy_batch
 
 STAGES = (0, 1, 2, 3)
 
@@ -18,21 +20,42 @@ def test_optimizer_that_was_built_before_is_refused(wrap, stage):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     wrap(net, stage)
     message = 'no ZeroModelWrapper has sharded. Build the model wrapper first and the optimizer on'
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         OPTIM_WRAPPERS.build(dict(type='ZeroOptimWrapper', optimizer=optimizer))
 
 
 def test_optimizer_of_a_model_without_wrapper_is_refused():
     optimizer = torch.optim.SGD(ToyModel().parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="use runner_type='mmzero.ZeroRunner'"):
+    with pytest.raises(ConfigError, match="use runner_type='mmzero.ZeroRunner'"):
         OPTIM_WRAPPERS.build(dict(type='ZeroOptimWrapper', optimizer=optimizer))
 
 
 def test_optimizer_of_two_models_is_refused(wrap):
     first, second = wrap(), wrap()
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-    with pytest.raises(ValueError, match='parameters of two models; give each its own'):
+    with pytest.raises(ConfigError, match='parameters of two models; give each its own'):
         OPTIM_WRAPPERS.build(dict(type='ZeroOptimWrapper', optimizer=optimizer))
+
+
+@pytest.mark.parametrize('stage', STAGES)
+def test_one_foreign_parameter_is_refused(wrap, stage):
+    model = wrap(stage=stage)
+    optimizer = torch.optim.SGD([*model.parameters(), torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ConfigError, match='optim_wrapper.optimizer: holds parameters that no ZeroModelWrapper'):
+        OPTIM_WRAPPERS.build(dict(type='ZeroOptimWrapper', optimizer=optimizer))
+
+
+@pytest.mark.parametrize('stage', STAGES)
+@pytest.mark.parametrize('kind', [OptimWrapper, ZeroOptimWrapper])
+def test_training_with_a_wrapper_that_is_not_of_this_model_is_refused(wrap, stage, kind):
+    """MMEngine's own on the right parameters, which would step unfinished gradients, and ours of another model."""
+    model = wrap(stage=stage)
+    parameters = model.parameters() if kind is OptimWrapper else wrap(stage=stage).parameters()
+    optim = kind(torch.optim.SGD(parameters, lr=0.1))
+    before = model.module.stem.bias.detach().clone()
+    with pytest.raises(ConfigError, match=f'optim_wrapper: a {kind.__name__} that was not built on this model'):
+        model.train_step(toy_batch(0), optim)
+    assert torch.equal(model.module.stem.bias.detach(), before)
 
 
 def test_autocast_over_fp32_units_is_refused_at_stage_3(wrap, optim_of):

@@ -59,5 +59,7 @@ def _largest(grads: list[Tensor]) -> Tensor:
     local = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
     values = [grad.abs().max().float() for grad in local if grad.numel()]
     largest = torch.stack(values).max() if values else torch.zeros((), device=local[0].device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest
+    # Whether MAX hands on a NaN is up to the backend.
+    pair = torch.stack([largest.nan_to_num(nan=0.0, posinf=float('inf')), largest.isnan().float()])
+    dist.all_reduce(pair, op=dist.ReduceOp.MAX)
+    return torch.where(pair[1] > 0, torch.full_like(pair[0], float('nan')), pair[0])

@@ -1,0 +1,58 @@
+"""What of a checkpoint goes into a model. On one rank, without communication."""
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mmengine.logging import print_log
+from mmengine.runner.checkpoint import _load_checkpoint_to_model
+from torch import Tensor, nn
+
+from mmzero.checkpoint.names import clean_names, fitting_names
+from mmzero.errors import CheckpointError
+
+
+def load_into_real(
+    model: nn.Module,
+    wanted: dict[str, Any],
+    checkpoint: dict,
+    filename: str,
+    strict: bool,
+    revise_keys: Sequence[tuple[str, str]],
+) -> None:
+    """Load into a model that is not sharded yet, by MMEngine's own function."""
+    state = clean_names(_revised(checkpoint['state_dict'], revise_keys), wanted)
+    fitting_names(state, wanted, filename)
+    try:
+        _load_checkpoint_to_model(model, dict(state_dict=state), strict, revise_keys=[])
+    except RuntimeError as error:
+        raise CheckpointError(f'{filename} does not fit the model: {error}') from error
+
+
+def fitting_state(
+    wanted: dict[str, Any],
+    saved: dict[str, Tensor],
+    filename: str,
+    strict: bool,
+    revise_keys: Sequence[tuple[str, str]],
+) -> dict[str, Tensor]:
+    """Choose what of a checkpoint goes into the shards; rank 0's work, without communication."""
+    state = clean_names(_revised(saved, revise_keys), wanted)
+    fitting = fitting_names(state, wanted, filename)
+    missing, left = sorted(wanted.keys() - fitting), sorted(state.keys() - fitting)
+    if strict and (missing or left):
+        raise CheckpointError(f'{filename} does not fit the model: missing: {missing[:5]}; left over: {left[:5]}')
+    if missing or left:
+        print_log(
+            f'{filename}: not loaded, since missing or of another shape: {missing}; left over: {left}',
+            'current',
+            logging.WARNING,
+        )
+    return {name: state[name] for name in fitting}
+
+
+def _revised(state: dict[str, Tensor], revise_keys: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    for pattern, replacement in revise_keys:
+        state = {re.sub(pattern, replacement, name): value for name, value in state.items()}
+    return state

@@ -1,0 +1,113 @@
+"""Telling ranks that wait in a collective from ranks that will never come.
+
+[Note: meetings]
+Saving gathers shards, so every rank has to take part. ``if is_main_process(): save`` leaves one rank waiting until
+the group's timeout of half an hour, or worse, exchanges its tensors with those of the others' next step. So ranks meet
+at the store before they gather, and leave word there of every step that they start, which costs one message without
+an answer. All ranks of a right program start the same steps between two meetings: one that has started more than the
+rank that waits has gone past the meeting, however slow the others are.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from mmzero._compat import default_store
+from mmzero.errors import CheckpointError
+
+# How long to wait before asking where the others are; ranks are rarely further apart.
+PATIENCE_SECONDS = 2.0
+# Between two looks at the store; doubled from a millisecond on.
+LONGEST_PAUSE_SECONDS = 0.25
+
+
+@dataclass
+class _Place:
+    """Where a rank is: steps that it has started, and meetings that it has come to.
+
+    For the life of the process, so that keys in the store are new also to the next process group.
+    """
+
+    steps: int = 0
+    meetings: int = 0
+
+
+_here = _Place()
+
+
+def started(what: str) -> None:
+    """Leave word that this rank starts something that all ranks do together.
+
+    Args:
+        what (str): Such as 'train_step', for the error.
+    """
+    if _alone():
+        return
+    _here.steps += 1
+    _leave_word(_here.meetings, what)
+
+
+def meet(what: str) -> None:
+    """Wait until every rank is here. Collective.
+
+    Args:
+        what (str): What the ranks will do together, for the error.
+
+    Raises:
+        CheckpointError: If a rank has gone on without it, or is at another meeting; within seconds.
+    """
+    if _alone():
+        return
+    store, number = default_store(), _here.meetings + 1
+    key = f'mmzero/meeting/{number}/{what}'
+    _leave_word(number, what, waits=True)
+    if store.add(key, 1) == dist.get_world_size():
+        store.set(f'{key}/all', '')
+    fault = _wait_for_all(f'{key}/all', number, what)
+    if fault is not None:
+        # As if this rank had not come.
+        store.add(key, -1)
+        raise CheckpointError(
+            f'rank {dist.get_rank()} wants to {what}, but {fault}. All ranks have to do it together: do not call it on '
+            'one rank alone (if is_main_process(): ...), nor on a condition that differs from rank to rank'
+        )
+    _here.meetings = number
+
+
+def _alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def _leave_word(meeting: int, what: str, waits: bool = False) -> None:
+    default_store().set(f'mmzero/place/{dist.get_rank()}', f'{meeting} {_here.steps} {waits:d} {what}')
+
+
+def _wait_for_all(key: str, number: int, what: str) -> str | None:
+    """Wait for a key that the last rank sets; says why it will not be set, if that can be told."""
+    start, pause, fault = time.monotonic(), 0.001, None
+    # Not Store.wait, which warns of each of its timeouts.
+    while fault is None and not default_store().check([key]):
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        waited = time.monotonic() - start
+        if waited > default_pg_timeout.total_seconds():
+            fault = f'not all ranks came within {default_pg_timeout}'
+        elif waited > PATIENCE_SECONDS:
+            fault = _elsewhere(number, what)
+    return fault
+
+
+def _elsewhere(number: int, what: str) -> str | None:
+    """Say which rank will not come to a meeting, if one is known not to."""
+    for rank in range(dist.get_world_size()):
+        key = f'mmzero/place/{rank}'
+        if not default_store().check([key]):
+            continue
+        meeting, steps, waits, doing = default_store().get(key).decode().split(' ', 3)
+        if int(meeting) == number and int(waits) and doing != what:
+            return f'rank {rank} wants to {doing}'
+        if int(meeting) < number and int(steps) > _here.steps:
+            return f'rank {rank} has gone on to {doing} without it'
+    return None
