@@ -72,7 +72,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         ({'model_wrapper_cfg.offload': dict(params='cpu')}, 'model_wrapper_cfg.offload: is not supported yet'),
         ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
-        ({'model.backbone.type': 'SwimTransformer'}, 'model: cannot be built'),
+        ({'model.backbone.type': 'SwimTransformer'}, "model.backbone.type: no class 'SwimTransformer'"),
     ],
 )
 def test_what_is_refused(config: Any, changes: dict, wanted: str) -> None:
