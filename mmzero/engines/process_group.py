@@ -99,8 +99,5 @@ def _first_slurm_host() -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError) as error:
-        raise ConfigError(
-            [
-                f"launcher 'slurm': scontrol does not name the first of SLURM_NODELIST={nodes!r} ({error}); set MASTER_ADDR"
-            ]
-        ) from None
+        reason = f'scontrol does not name the first of SLURM_NODELIST={nodes!r} ({error}); set MASTER_ADDR'
+        raise ConfigError([f"launcher 'slurm': {reason}"]) from None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mmengine.runner import BaseLoop, TestLoop, ValLoop
 from torch import nn
 
 from mmzero.errors import ConfigError, ZeroError
@@ -36,6 +37,13 @@ READERS = {
     'dump_config': 'work_dir',
 }
 
+# What torch says of a setting of the wrapper, and what to do.
+KNOWN = {
+    'Expected to have finished reduction': (
+        'model_wrapper_cfg.find_unused_parameters: got False, and some parameters had no gradient; set it to True'
+    ),
+}
+
 # Whose mistakes are their own: what fails there keeps its traceback.
 OURS = ('mmzero.engines', 'mmzero.patches', 'mmzero.wrappers', 'mmzero.checkpoint', 'mmzero.hooks', 'mmzero.policies')
 
@@ -61,6 +69,9 @@ def blaming(cfg: Mapping, keep: Any = None) -> Iterator[None]:
     except ZeroError:
         raise
     except Exception as error:
+        for text, fault in KNOWN.items():
+            if text in str(error):
+                raise ConfigError([fault]) from error
         path = blame(error, cfg)
         if path is None:
             raise
@@ -97,12 +108,27 @@ def blame(error: BaseException, cfg: Mapping) -> str | None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_ours(frames):
         return None
-    nodes = list(_nodes(cfg))
+    split = _loading(frames)
+    nodes = [(path, node) for path, node in _nodes(cfg) if split is None or path.startswith(split)]
     for frame in frames:
         path = _built(frame, nodes) or _acting(frame, nodes) or _reading(frame, cfg)
         if path is not None:
             return path
+    return split
+
+
+def _loading(frames: list[FrameType]) -> str | None:
+    """The data loader that was giving a batch, if one was."""
+    if not any(frame.f_globals.get('__name__', '').startswith('torch.utils.data') for frame in frames):
+        return None
+    loops = [frame.f_locals.get('self') for frame in frames]
+    for loop in loops:
+        if isinstance(loop, BaseLoop):
+            return next((f'{name}_dataloader' for kind, name in _LOOPS if isinstance(loop, kind)), 'train_dataloader')
     return None
+
+
+_LOOPS = ((TestLoop, 'test'), (ValLoop, 'val'))
 
 
 def _is_ours(frames: list[FrameType]) -> bool:

@@ -19,7 +19,7 @@ from mmzero.runner.translate import refuse_keys, wrapper_fields
 from mmzero.runner.values import check_values
 
 
-def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> None:
+def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
     """Check everything that can be told from the config, the environment and the model's structure.
 
     Args:
@@ -27,9 +27,13 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> None:
         optim_wrapper (dict or OptimWrapper, optional): The translated optimizer wrapper.
         faults (Faults): Faults found so far, which are raised along with those found here.
 
+    Returns:
+        list[str]: What is not wrong and may not be meant.
+
     Raises:
         ConfigError: If there is a fault.
     """
+    warnings: list[str] = []
     wrong = check_top_level(cfg, faults)
     cfg = {key: value for key, value in cfg.items() if key not in wrong}
     scope = _scope(cfg, faults)
@@ -43,8 +47,9 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> None:
         optimizer = check_optim_wrapper(cfg.get('optim_wrapper'), faults, parts)
         check_schedulers(cfg.get('param_scheduler'), optimizer, cfg.get('train_cfg'), scope, faults)
         check_values(cfg, faults)
-        check_model(cfg, config, scope, faults)
+        warnings = check_model(cfg, config, scope, faults)
     faults.raise_if_any()
+    return warnings
 
 
 def _scope(cfg: dict, faults: Faults) -> str | None:
@@ -108,7 +113,7 @@ def missing_data(cfg: dict, splits: Sequence[str]) -> Iterator[tuple[str, str]]:
     seen = set()
     for path, holder in _holders_of_annotations(cfg, splits):
         ann_file, root = holder.get('ann_file'), holder.get('data_root') or ''
-        if not isinstance(ann_file, str) or not ann_file or '://' in root + ann_file:
+        if not isinstance(ann_file, str) or not isinstance(root, str) or not ann_file or '://' in root + ann_file:
             continue
         full = os.path.join(root, ann_file)
         if not os.path.exists(full) and full not in seen:
@@ -150,7 +155,9 @@ def _datasets(cfg: Any, path: str) -> Iterator[tuple[str, dict]]:
     if not isinstance(cfg, dict):
         return
     children = [(f'{path}.dataset', cfg.get('dataset'))]
-    children += [(f'{path}.datasets[{i}]', item) for i, item in enumerate(cfg.get('datasets') or [])]
+    several = cfg.get('datasets')
+    if isinstance(several, (list, tuple)):
+        children += [(f'{path}.datasets[{i}]', item) for i, item in enumerate(several)]
     for child_path, child in children:
         if isinstance(child, dict):
             yield child_path, child

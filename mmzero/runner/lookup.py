@@ -27,7 +27,7 @@ def lookup(registry: Registry, name: str, scope: str) -> tuple[Callable | None, 
     with DefaultScope.overwrite_default_scope(scope), registry.switch_scope_and_registry(None) as local:
         try:
             found = local.get(name)
-        except (ImportError, AttributeError, ValueError):  # a dotted name that is not there
+        except (ImportError, AttributeError, ValueError, RuntimeError):  # a dotted name that is not there
             found = None
         known: list[str] = []
         level: Registry | None = local

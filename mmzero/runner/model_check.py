@@ -1,31 +1,29 @@
 """Faults that the model itself shows: it is built with its parameters on meta."""
 
 import copy
-import logging
-import os
 import re
 from dataclasses import replace
 from typing import Any
 
 import torch
-from mmengine.logging import print_log
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
 from mmzero.config import Faults, ZeroConfig
 from mmzero.config.reader import optional_dtype
-from mmzero.engines import LAUNCHERS, build_engine
+from mmzero.engines import build_engine
 from mmzero.errors import ConfigError, PlanError, near_names
 from mmzero.patches import apply_patches
 from mmzero.policies import build_policy
 from mmzero.runner.blame import blame, describe_error
 from mmzero.runner.lookup import lookup
-from mmzero.runner.paramwise import check_custom_keys_match
+from mmzero.runner.paramwise import check_custom_keys_match, check_tied
 from mmzero.runner.translate import is_amp
+from mmzero.runner.unread import Record, refuse_unread, watched
 
 
-def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> None:
+def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> list[str]:
     """Build the model with its parameters on meta and match against it what names parts of it.
 
     Args:
@@ -33,32 +31,31 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> No
         config (ZeroConfig): The fields of ``model_wrapper_cfg``.
         scope (str): The default scope.
         faults (Faults): Takes what is wrong.
+
+    Returns:
+        list[str]: What is not wrong and may not be meant.
     """
     if cfg.get('model') is None:
         if not faults.at('model'):
             faults.add('model', 'is missing')
-        return
+        return []
     model = cfg['model']
     if not isinstance(model, nn.Module):
         model = _build_on_meta(model, cfg, scope, faults)
     if model is None:
-        return
+        return []
     _check_plan(cfg, config, model, faults)
     try:
         apply_patches(model, config.activation_checkpointing).undo()
     except (PlanError, ValueError) as error:
         faults.add('activation_checkpointing', str(error).removeprefix('activation_checkpointing: '))
+    check_tied(cfg.get('optim_wrapper'), model, faults)
     left = check_custom_keys_match(cfg.get('optim_wrapper'), model, faults)
-    if left and not faults.lines and _rank(cfg.get('launcher') or 'none') == 0:
-        print_log(
-            f'optim_wrapper.paramwise_cfg.custom_keys: no name of a parameter contains {", ".join(left)}; they have no '
-            'effect on this model',
-            'current',
-            logging.WARNING,
-        )
     on_cpu = not torch.cuda.is_available()
     if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
         faults.add('sync_bn' if cfg.get('sync_bn') else 'model', 'SyncBatchNorm needs GPUs; use BatchNorm (BN) on CPUs')
+    path = 'optim_wrapper.paramwise_cfg.custom_keys'
+    return [f'{path}: no name of a parameter contains {key!r}, which has no effect on this model' for key in left]
 
 
 def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults) -> None:
@@ -97,9 +94,12 @@ def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Mod
     model = copy.deepcopy(model)
     if cfg.get('data_preprocessor') is not None:
         model.setdefault('data_preprocessor', copy.deepcopy(cfg['data_preprocessor']))
+    records: list[Record] = []
+    # Held by nothing but the builder, so that what is still there afterwards is kept by the model.
+    copies = [watched(model, 'model', records)]
     try:
         with DefaultScope.overwrite_default_scope(scope):
-            built = build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(model)))
+            built = build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(copies[0])))
     except Exception as error:
         # Whatever a constructor of a project may raise: it got what the config says.
         path = blame(error, dict(model=model)) or 'model'
@@ -116,6 +116,8 @@ def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Mod
     if not isinstance(built, nn.Module):
         faults.add('model.type', f'builds a {type(built).__name__}; expected a module')
         return None
+    copies.clear()
+    refuse_unread(records, built, faults)
     for path in _hidden_modules(built):
         faults.add('model', f'{path} holds a module outside of the module tree, which is not supported yet')
     return built
@@ -134,9 +136,3 @@ def _hidden_modules(model: nn.Module) -> list[str]:
 
 def _has_sync_bn(cfg: dict, model: nn.Module) -> bool:
     return bool(cfg.get('sync_bn')) or any(isinstance(layer, nn.SyncBatchNorm) for layer in model.modules())
-
-
-def _rank(launcher: str) -> int:
-    """This process's rank, before a process group exists."""
-    names = (ways[0] for ways in LAUNCHERS.get(launcher, ()))
-    return next((int(os.environ[name]) for name in names if name in os.environ), 0)

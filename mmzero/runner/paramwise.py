@@ -91,6 +91,28 @@ def _group_options(optimizer: Mapping) -> list[str]:
     return list(signature_of(found).params) if callable(found) else []
 
 
+def check_tied(cfg: Any, model: nn.Module, faults: Faults) -> None:
+    """Refuse groups per parameter where two names share one, unless the config says that this is known.
+
+    Args:
+        cfg (dict, optional): ``optim_wrapper``.
+        model (nn.Module): The model; its parameters may be on the meta device.
+        faults (Faults): Takes the names of the tied parameters.
+    """
+    paramwise = cfg.get('paramwise_cfg') if isinstance(cfg, Mapping) else None
+    other = isinstance(cfg, Mapping) and cfg.get('constructor', DEFAULT_CONSTRUCTOR) != DEFAULT_CONSTRUCTOR
+    if other or not isinstance(paramwise, Mapping) or not paramwise or paramwise.get('bypass_duplicate'):
+        return
+    names: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if param.requires_grad:
+            names.setdefault(id(param), []).append(name)
+    tied = [' and '.join(group) for group in names.values() if len(group) > 1]
+    if tied:
+        path = 'optim_wrapper.paramwise_cfg.bypass_duplicate'
+        faults.add(path, f'the model ties {tied[0]}, which would be in two groups; set bypass_duplicate=True')
+
+
 def check_custom_keys_match(cfg: Any, model: nn.Module, faults: Faults) -> list[str]:
     """Find ``custom_keys`` that are in no parameter's name.
 

@@ -13,13 +13,24 @@ from torch.utils.data import DataLoader
 
 from mmzero.config import Faults
 from mmzero.errors import near_names
+from mmzero.runner import readers
 from mmzero.runner.lookup import lookup, mentioned, typed
 from mmzero.runner.signatures import check_fields
+from mmzero.runner.toplevel import near_key
 from mmzero.runner.translate import type_name
 
 # What Runner.build_dataloader makes itself, and what it takes out before torch's DataLoader gets the rest.
 LOADER_PROVIDED = ('dataset', 'sampler')
 LOADER_EXTRA = ('num_batch_per_epoch', 'disable_subprocess_warning')
+
+# What CheckpointHook itself gives to Runner.save_checkpoint.
+SAVE_PROVIDED = ('self', 'out_dir', 'filename', 'meta')
+
+# What Runner registers by itself, and what mmdet's configs add.
+DEFAULT_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint', 'visualization')
+
+# What a config can hold where a dict belongs, besides objects that are built already.
+PLAIN = (str, int, float, list, tuple)
 
 # Transforms whose inner dicts belong to another package.
 FOREIGN_TRANSFORMS = ('Albu',)
@@ -66,6 +77,7 @@ class Parts:
         default: Callable | None = None,
         provided: Collection[str] = (),
         extra: Collection[str] = (),
+        rest: Callable | None = None,
         lenient: bool = False,
     ) -> None:
         """Check one dict.
@@ -77,9 +89,10 @@ class Parts:
             default (Callable, optional): What is built without a ``type``. Defaults to None: ``type`` is needed.
             provided (Collection[str]): Arguments that come from elsewhere.
             extra (Collection[str]): Further names that whoever builds it takes out.
+            rest (Callable, optional): What gets the fields that the class does not have. Defaults to None.
             lenient (bool): Whether annotations may be taken loosely. Defaults to False.
         """
-        if isinstance(cfg, (str, int, float, list, tuple)):
+        if isinstance(cfg, PLAIN):
             self.faults.add(path, f'got {cfg!r}; expected a dict')
         if not isinstance(cfg, Mapping):
             return
@@ -87,7 +100,7 @@ class Parts:
         if 'type' in cfg or default is None:
             target = self.find(cfg, path, registry)
         if target is not None:
-            check_fields(target, cfg, path, self.faults, provided=provided, extra=extra, lenient=lenient)
+            check_fields(target, cfg, path, self.faults, provided=provided, extra=extra, rest=rest, lenient=lenient)
 
     def find(self, cfg: Mapping, path: str, registry: Registry, field: str = '.type') -> Callable | None:
         """Look up the class that a dict names.
@@ -103,7 +116,9 @@ class Parts:
         """
         given = cfg.get('type')
         if given is None:
-            self.faults.add(f'{path}{field}', f'is missing; name a class of the registry {registry.name!r}')
+            slips = [key for key in cfg if near_key(key, ('type',))]
+            hint = f'; is {slips[0]!r} meant to be it?' if slips else ''
+            self.faults.add(f'{path}{field}', f'is missing; name a class of the registry {registry.name!r}{hint}')
             return None
         if callable(given):
             return given
@@ -149,12 +164,16 @@ class Parts:
             if name not in cfg:
                 self.faults.add(f'{path}.{name}', 'is missing')
         batches = cfg.get('batch_sampler')
+        if isinstance(cfg.get('dataset'), PLAIN):
+            self.faults.add(f'{path}.dataset', f'got {cfg["dataset"]!r}; expected a dict')
         self.dataset(cfg.get('dataset'), f'{path}.dataset')
         self.node(cfg.get('sampler'), f'{path}.sampler', registries.DATA_SAMPLERS, provided=('dataset', 'seed'))
         self.node(batches, f'{path}.batch_sampler', registries.DATA_SAMPLERS, provided=('sampler', 'batch_size'))
         for name, given in (('collate_fn', ('data_batch', 'batch')), ('worker_init_fn', ('worker_id',))):
             if isinstance(cfg.get(name), Mapping):
                 self.node(cfg[name], f'{path}.{name}', registries.FUNCTIONS, provided=given)
+            elif isinstance(cfg.get(name), PLAIN):
+                self.faults.add(f'{path}.{name}', f'got {cfg[name]!r}; expected a dict with type, or a function')
         plain = {key: value for key, value in cfg.items() if not isinstance(value, Mapping)}
         check_fields(DataLoader, plain, path, self.faults, provided=LOADER_PROVIDED, extra=LOADER_EXTRA)
 
@@ -162,7 +181,7 @@ class Parts:
         """Check a data set, those inside of it, and transforms."""
         if not isinstance(cfg, Mapping):
             return
-        self.node(cfg, path, registries.DATASETS, lenient=True)
+        self.node(cfg, path, registries.DATASETS)
         self.dataset(cfg.get('dataset'), f'{path}.dataset')
         if isinstance(cfg.get('datasets'), (list, tuple)):
             self.each(cfg['datasets'], f'{path}.datasets', self.dataset)
@@ -184,7 +203,7 @@ class Parts:
         if isinstance(cfg, Mapping) and 'metrics' in cfg:
             self.node(cfg, path, registries.EVALUATOR, default=Evaluator)
             cfg, path = cfg['metrics'], f'{path}.metrics'
-        self.each(cfg, path, lambda item, where: self.node(item, where, registries.METRICS, lenient=True))
+        self.each(cfg, path, lambda item, where: self.node(item, where, registries.METRICS))
 
     def loop(self, cfg: Any, split: str) -> None:
         """Check ``train_cfg``, ``val_cfg`` or ``test_cfg``."""
@@ -203,12 +222,17 @@ class Parts:
         """Check default and custom hooks."""
         named = cfg.get('default_hooks')
         for name, hook in named.items() if isinstance(named, Mapping) else ():
+            if near := near_key(name, DEFAULT_HOOKS):
+                self.faults.add(f'default_hooks.{name}', f'is not the name of a default hook; did you mean {near!r}?')
             self._hook(hook, f'default_hooks.{name}')
         if isinstance(cfg.get('custom_hooks'), (list, tuple)):
             self.each(cfg['custom_hooks'], 'custom_hooks', self._hook)
 
     def _hook(self, cfg: Any, path: str) -> None:
-        self.node(cfg, path, registries.HOOKS, extra=('priority',))
+        # What CheckpointHook does not know, it gives to save_checkpoint, at the end of the first epoch.
+        saves = isinstance(cfg, Mapping) and type_name(cfg.get('type')) == 'CheckpointHook'
+        rest = Runner.save_checkpoint if saves else None
+        self.node(cfg, path, registries.HOOKS, extra=('priority',), rest=rest, provided=SAVE_PROVIDED if saves else ())
 
     def scheduler(self, cfg: Any, path: str) -> None:
         """Check one parameter scheduler."""
@@ -236,25 +260,14 @@ class Parts:
             check_fields(Runner.set_randomness, cfg['randomness'], 'randomness', self.faults)
         env = cfg.get('env_cfg')
         if isinstance(env, Mapping):
-            check_fields(_env_cfg, env, 'env_cfg', self.faults, check_required=False)
+            self._read(readers.env_cfg, env, 'env_cfg')
             if isinstance(env.get('mp_cfg'), Mapping):
                 path = 'env_cfg.mp_cfg'
                 check_fields(set_multi_processing, env['mp_cfg'], path, self.faults, provided=('distributed',))
             if isinstance(env.get('dist_cfg'), Mapping):
-                check_fields(_dist_cfg, env['dist_cfg'], 'env_cfg.dist_cfg', self.faults)
+                self._read(readers.dist_cfg, env['dist_cfg'], 'env_cfg.dist_cfg')
         if isinstance(cfg.get('auto_scale_lr'), Mapping):
-            check_fields(_auto_scale_lr, cfg['auto_scale_lr'], 'auto_scale_lr', self.faults)
+            self._read(readers.auto_scale_lr, cfg['auto_scale_lr'], 'auto_scale_lr')
 
-
-# What is read key by key, written as the function that it could be.
-
-
-def _env_cfg(cudnn_benchmark: bool, mp_cfg: dict, dist_cfg: dict, resource_limit: int) -> None: ...
-
-
-def _dist_cfg(
-    backend: str | None = None, timeout: float | None = None, port: int | None = None, init_backend: str = 'torch'
-) -> None: ...
-
-
-def _auto_scale_lr(enable: bool = False, base_batch_size: int = 0) -> None: ...
+    def _read(self, reader: Callable, cfg: Mapping, path: str) -> None:
+        check_fields(reader, cfg, path, self.faults, check_required=False)

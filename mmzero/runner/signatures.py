@@ -115,6 +115,7 @@ def check_fields(
     provided: Collection[str] = (),
     extra: Collection[str] = (),
     silent: Collection[str] = (),
+    rest: Callable | None = None,
     check_required: bool = True,
     lenient: bool = False,
 ) -> None:
@@ -128,11 +129,14 @@ def check_fields(
         provided (Collection[str]): Arguments that come from elsewhere.
         extra (Collection[str]): Further names that whoever builds it takes out.
         silent (Collection[str]): Names that may be taken out as well, too many to be listed as known.
+        rest (Callable, optional): What gets the fields that the target itself does not have. Defaults to None.
         check_required (bool): Whether missing names are faults. Defaults to True.
         lenient (bool): Whether annotations may be taken loosely, as models and transforms of projects do: None,
             lists, dicts and kinds of numbers pass for each other. Defaults to False.
     """
     signature = signature_of(target)
+    if rest is not None:
+        signature = Signature({**signature_of(rest).params, **signature.params}, signature.required, False)
     name = getattr(target, '__name__', repr(target))
     given = [key for key in cfg if key not in ('type', '_scope_')]
     for key in given:
@@ -166,16 +170,29 @@ def check_value(param: inspect.Parameter, value: Any, path: str, faults: Faults,
 def _loose(wanted: Any, value: Any) -> bool:
     if isinstance(value, (str, bool)):
         return False
-    number = isinstance(value, (int, float))
-    return not number or accepts(wanted, 1) or accepts(wanted, 0.5) or accepts(wanted, [])
+    if value is None:
+        return True
+    loose = (1, 0.5, []) if isinstance(value, (int, float)) else (1, 0.5, [], {})
+    return any(accepts(wanted, item) for item in loose)
 
 
 def _wanted(param: inspect.Parameter) -> Any:
     if param.annotation is not _EMPTY:
         return param.annotation
-    kind = type(param.default)
-    # A number may stand for another kind of number, and many fields take None or a list as well.
-    return {bool: bool, int: float | Sequence | None, float: float | Sequence | None}.get(kind, Any)
+    return _BY_DEFAULT.get(type(param.default), Any)
+
+
+# Without an annotation: a number may stand for another kind of number, and many fields take None or a list as well.
+_NUMBER = float | Sequence | None
+_BY_DEFAULT: dict[type, Any] = {
+    bool: bool,
+    int: _NUMBER,
+    float: _NUMBER,
+    str: str | Sequence | Mapping | None,
+    tuple: str | Sequence | Mapping | float | None,
+    list: str | Sequence | Mapping | float | None,
+    dict: str | Sequence | Mapping | None,
+}
 
 
 def accepts(wanted: Any, value: Any) -> bool:
@@ -209,11 +226,7 @@ def accepts(wanted: Any, value: Any) -> bool:
 
 
 def _is_int(value: Any) -> bool:
-    return _is_float(value) and value == int(value) if not _is_endless(value) else False
-
-
-def _is_endless(value: Any) -> bool:
-    return isinstance(value, float) and value in (float('inf'), float('-inf')) or value != value
+    return _is_float(value) and float(value).is_integer()
 
 
 def _is_float(value: Any) -> bool:

@@ -154,9 +154,9 @@ def _class_names(hook: Any) -> set[str]:
     """Names of a hook's class and its bases; of a config whose class is not found, its name alone."""
     if not isinstance(hook, dict):
         return {base.__name__ for base in type(hook).__mro__}
-    given = hook.get('type', '')
+    given = hook.get('type') or 'none'
     try:
         cls = HOOKS.get(given) if isinstance(given, str) else given
-    except (ImportError, AttributeError, ValueError):  # a dotted name that is not there
+    except (ImportError, AttributeError, ValueError, RuntimeError):  # a dotted name that is not there
         cls = None
     return {type_name(given), *(base.__name__ for base in getattr(cls, '__mro__', ()))}

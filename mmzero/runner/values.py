@@ -17,18 +17,22 @@ from mmzero.runner.translate import type_name
 Rule = tuple[Callable[[Any], bool], str]
 
 
+def _is_whole(value: Any) -> bool:
+    return is_number(value) and float(value).is_integer()
+
+
 def _int_from(low: int) -> Rule:
-    return lambda value: is_number(value) and value == int(value) >= low, f'expected an integer of {low} or more'
+    return lambda value: _is_whole(value) and value >= low, f'expected an integer of {low} or more'
 
 
 def _interval(value: Any) -> bool:
-    return is_number(value) and value == int(value) and (value >= 1 or value == -1)
+    return _is_whole(value) and (value >= 1 or value == -1)
 
 
 AT_LEAST_0, AT_LEAST_1 = _int_from(0), _int_from(1)
 INTERVAL: Rule = (_interval, 'expected an integer of 1 or more, or -1 for never')
 SEED: Rule = (
-    lambda value: is_number(value) and value == int(value) and 0 <= value < 2**32,
+    lambda value: _is_whole(value) and 0 <= value < 2**32,
     'expected an integer of 0 to 2**32 - 1',
 )
 ABOVE_0: Rule = (lambda value: is_number(value) and value > 0, 'expected a number above 0')

@@ -71,7 +71,7 @@ class ZeroRunner(CheckpointMixin, Runner):
         self._model_cfg = copy.deepcopy(model) if isinstance(model, dict) else None
         self._training = False
         self._read: tuple[str, dict] | None = None
-        check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
+        doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
         kwargs['optim_wrapper'] = translated
         # Taken over by the wrapper; Runner would apply its own on top.
         self._efficient_conv_bn_eval = cfg.get('efficient_conv_bn_eval')
@@ -79,6 +79,8 @@ class ZeroRunner(CheckpointMixin, Runner):
             cfg.pop(name, None)
         with blaming({**cfg, **given, 'model': model}):
             super().__init__(model=model, work_dir=work_dir, **kwargs)
+        for doubt in doubts:
+            self.logger.warning(doubt)
         if amp:
             self.logger.info('AmpOptimWrapper becomes ZeroOptimWrapper in bfloat16, which needs no loss scaling')
         self.register_hook(HostMemoryHook())
