@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mmzero.config import Faults
+from mmzero.config.reader import optional_dtype
 from mmzero.errors import near_names
 from mmzero.runner.paramwise import DEFAULT_CONSTRUCTOR, check_paramwise, is_number
 from mmzero.runner.parts import Parts
@@ -40,6 +41,10 @@ def check_optim_wrapper(cfg: Any, faults: Faults, parts: Parts) -> Optimizer | N
     counts = cfg.get('accumulative_counts', 1)
     if type(counts) is not int or counts < 1:
         faults.add('optim_wrapper.accumulative_counts', f'got {counts!r}; expected an integer of 1 or more')
+    try:
+        optional_dtype(cfg.get('dtype'))
+    except (TypeError, ValueError) as error:
+        faults.add('optim_wrapper.dtype', f'got {cfg["dtype"]!r}; {error}')
     _check_clip_grad(cfg.get('clip_grad'), faults)
     _check_loss_scale(cfg, faults)
     optimizer = cfg.get('optimizer')

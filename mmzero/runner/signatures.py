@@ -172,7 +172,7 @@ def _loose(wanted: Any, value: Any) -> bool:
         return False
     if value is None:
         return True
-    loose = (1, 0.5, []) if isinstance(value, (int, float)) else (1, 0.5, [], {})
+    loose: tuple = (1, 0.5, []) if isinstance(value, (int, float)) else (1, 0.5, [], {})
     return any(accepts(wanted, item) for item in loose)
 
 

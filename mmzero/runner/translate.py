@@ -6,6 +6,7 @@ from typing import Any
 from mmengine.registry import HOOKS
 
 from mmzero.config import Faults
+from mmzero.config.reader import optional_dtype
 from mmzero.errors import near_names
 
 OPTIM_WRAPPERS = ('OptimWrapper', 'AmpOptimWrapper', 'ZeroOptimWrapper')
@@ -122,9 +123,17 @@ def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
             fields.setdefault(name, cfg[name])
     dtype = optim_wrapper.get('dtype') if isinstance(optim_wrapper, dict) else None
     precision = fields.get('precision')
-    if dtype is not None and isinstance(precision or {}, dict):
+    if dtype is not None and _is_dtype(dtype) and isinstance(precision or {}, dict):
         fields['precision'] = {'param_dtype': dtype, **(precision or {})}
     return fields
+
+
+def _is_dtype(value: Any) -> bool:
+    """Whether it is one; what is none is named where it stands, as ``optim_wrapper.dtype``."""
+    try:
+        return optional_dtype(value) is not None
+    except (TypeError, ValueError):
+        return False
 
 
 def refuse_keys(cfg: dict, faults: Faults) -> None:
