@@ -29,6 +29,17 @@ class Faults:
         """
         self.lines.append(f'{path}: {message}')
 
+    def at(self, path: str) -> bool:
+        """Say whether a fault was noted at a path or below it.
+
+        Args:
+            path (str): The config path.
+
+        Returns:
+            bool: Whether there is one.
+        """
+        return any(line.startswith((f'{path}:', f'{path}.', f'{path}[')) for line in self.lines)
+
     def raise_if_any(self) -> None:
         """Raise all faults in one error.
 
@@ -72,7 +83,7 @@ def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
             continue
         try:
             values[name] = read(value)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             faults.add(f'{path}.{name}', f'got {value!r}; {error}')
     return cls(**values)
 

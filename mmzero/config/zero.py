@@ -1,5 +1,6 @@
 """The config of one ZeroModelWrapper."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,8 +23,13 @@ def _option(default: Any, read: Reader | type) -> Any:
     return field(default=default, metadata={'read': read})
 
 
-def _as_given(value: Any) -> Any:
-    return value
+def wrap_policy(value: Any) -> Any:
+    """A reader for a policy's name, its dict, or a function from a model to a plan."""
+    if value is None or callable(value) or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and (isinstance(value.get('type'), str) or callable(value.get('type'))):
+        return value
+    raise ValueError("expected a policy's name, or a dict with type, such as dict(type='ModuleClassPolicy', ...)")
 
 
 def engine_name(value: Any) -> str:
@@ -90,6 +96,33 @@ class PrecisionConfig:
     output_dtype: torch.dtype | None = _option(None, optional_dtype)
 
 
+def offload_place(value: Any) -> str | None:
+    """A reader for where something is offloaded to."""
+    return one_of(None, 'cpu', 'nvme')(value)
+
+
+def optional_path(value: Any) -> str | None:
+    """A reader for a path or None."""
+    if value is None or isinstance(value, str) and value:
+        return value
+    raise ValueError("expected None or a path, such as '/local_nvme'")
+
+
+@dataclass(frozen=True)
+class OffloadConfig:
+    """What leaves the GPU between its uses. Only None is supported yet.
+
+    Args:
+        params (str, optional): Where parameters go: 'cpu' or 'nvme'. Defaults to None: they stay.
+        optimizer (str, optional): Where optimizer state goes: 'cpu' or 'nvme'. Defaults to None: it stays.
+        nvme_path (str, optional): A folder on the NVMe disk, for 'nvme'. Defaults to None.
+    """
+
+    params: str | None = _option(None, offload_place)
+    optimizer: str | None = _option(None, offload_place)
+    nvme_path: str | None = _option(None, optional_path)
+
+
 @dataclass(frozen=True)
 class ZeroConfig:
     """Fields of ``model_wrapper_cfg``, without ``type`` and ``module``.
@@ -101,6 +134,7 @@ class ZeroConfig:
         wrap_policy: Name, dict or callable that says which modules are units. Defaults to None: the whole
             model is one unit.
         precision (PrecisionConfig): Data types of the units.
+        offload (OffloadConfig): What leaves the GPU between its uses; not supported yet.
         activation_checkpointing (tuple[str, ...]): Names of modules whose activations are recomputed in
             backward, as MMEngine's key of that name. Blocks with ``with_cp=True`` are found by themselves.
         find_unused_parameters (bool): As MMDistributedDataParallel's argument. Defaults to False.
@@ -110,13 +144,14 @@ class ZeroConfig:
     """
 
     # Fields that later versions bring: named, so that nobody takes them for a spelling mistake.
-    PLANNED: ClassVar[tuple[str, ...]] = ('overrides', 'offload', 'engine_options')
+    PLANNED: ClassVar[tuple[str, ...]] = ('overrides', 'engine_options')
 
     stage: int = _option(3, one_of(0, 1, 2, 3))
     engine: str = _option('fsdp2', engine_name)
     mesh: MeshConfig = _option(MeshConfig(), MeshConfig)
-    wrap_policy: Any = _option(None, _as_given)
+    wrap_policy: Any = _option(None, wrap_policy)
     precision: PrecisionConfig = _option(PrecisionConfig(), PrecisionConfig)
+    offload: OffloadConfig = _option(OffloadConfig(), OffloadConfig)
     activation_checkpointing: tuple[str, ...] = _option((), module_names)
     find_unused_parameters: bool = _option(False, flag)
     broadcast_buffers: bool = _option(False, flag)
@@ -135,6 +170,7 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
         ZeroConfig: The config, with defaults where a field has a fault.
     """
     config = read_fields(ZeroConfig, cfg, path, faults)
+    _refuse_offload(config.offload, f'{path}.offload', faults)
     # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
     if config.stage != cfg.get('stage', config.stage):
         return config
@@ -145,6 +181,19 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
             if getattr(config, name):
                 faults.add(f'{path}.{name}', f'is an argument of DDP and needs stage=0; got stage={config.stage}')
     return config
+
+
+def _refuse_offload(offload: OffloadConfig, path: str, faults: Faults) -> None:
+    places = {name: getattr(offload, name) for name in ('params', 'optimizer')}
+    for name, place in places.items():
+        if place == 'nvme':
+            faults.add(f'{path}.{name}', "'nvme' needs engine='deepspeed', which is not supported yet; remove it")
+        elif place is not None:
+            faults.add(f'{path}.{name}', f'{place!r} is not supported yet; remove it')
+    if 'nvme' in places.values() and offload.nvme_path is None:
+        faults.add(f'{path}.nvme_path', "is missing, and 'nvme' needs it; name a folder on the NVMe disk")
+    if 'nvme' not in places.values() and offload.nvme_path is not None:
+        faults.add(f'{path}.nvme_path', "is for params='nvme' or optimizer='nvme'; remove it")
 
 
 def _refuse_at_stage_0(config: ZeroConfig, path: str, faults: Faults) -> None:

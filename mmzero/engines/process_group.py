@@ -94,5 +94,10 @@ def init_process_group(launcher: str = 'none', backend: str | None = None, **kwa
 
 
 def _first_slurm_host() -> str:
-    command = ['scontrol', 'show', 'hostnames', os.environ['SLURM_NODELIST']]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+    nodes = os.environ.get('SLURM_NODELIST', '')
+    command = ['scontrol', 'show', 'hostnames', nodes]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        reason = f'scontrol does not name the first of SLURM_NODELIST={nodes!r} ({error}); set MASTER_ADDR'
+        raise ConfigError([f"launcher 'slurm': {reason}"]) from None

@@ -1,52 +1,86 @@
 """Step 1: every fault of a config at once, before a process group or a GPU is touched."""
 
-import copy
+import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from mmengine.registry import MODELS, DefaultScope
-from torch import nn
+from mmengine.registry import MODELS
 
-from mmzero._compat import build_with_meta_parameters
 from mmzero.config import Faults, ZeroConfig, read_zero_config
-from mmzero.engines import LAUNCHERS, build_engine, world_size_of
-from mmzero.errors import DataError, PlanError, near_names
-from mmzero.patches import apply_patches
-from mmzero.policies import build_policy
+from mmzero.engines import LAUNCHERS, world_size_of
+from mmzero.errors import DataError, near_names
+from mmzero.runner.model_check import check_model
+from mmzero.runner.optim_check import check_optim_wrapper, check_schedulers
+from mmzero.runner.parts import Parts, check_parts
+from mmzero.runner.toplevel import check_top_level
 from mmzero.runner.translate import refuse_keys, wrapper_fields
+from mmzero.runner.values import check_values
 
 
-def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> None:
+def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
     """Check everything that can be told from the config, the environment and the model's structure.
 
     Args:
-        cfg (dict): Arguments of the runner and keys of the config.
+        cfg (dict): Arguments of the runner and keys of the config, as the user gave them.
         optim_wrapper (dict or OptimWrapper, optional): The translated optimizer wrapper.
         faults (Faults): Faults found so far, which are raised along with those found here.
+
+    Returns:
+        list[str]: What is not wrong and may not be meant.
 
     Raises:
         ConfigError: If there is a fault.
     """
+    warnings: list[str] = []
+    wrong = check_top_level(cfg, faults)
+    cfg = {key: value for key, value in cfg.items() if key not in wrong}
+    scope = _scope(cfg, faults)
     refuse_keys(cfg, faults)
     config = read_zero_config(wrapper_fields(cfg, optim_wrapper), 'model_wrapper_cfg', faults)
-    world_size = _world_size(cfg.get('launcher', 'none'), faults)
+    _check_ranks(cfg, config, faults)
+    _check_files(cfg, faults)
+    if scope is not None:
+        parts = Parts(scope, faults)
+        check_parts(cfg, parts)
+        optimizer = check_optim_wrapper(cfg.get('optim_wrapper'), faults, parts)
+        check_schedulers(cfg.get('param_scheduler'), optimizer, cfg.get('train_cfg'), scope, faults)
+        check_values(cfg, faults)
+        warnings = check_model(cfg, config, scope, faults)
+    faults.raise_if_any()
+    return warnings
+
+
+def _scope(cfg: dict, faults: Faults) -> str | None:
+    """The default scope; None, and a fault, where it is the name of no package."""
+    scope = cfg.get('default_scope') or 'mmengine'
+    known = {MODELS.scope, *MODELS.children}
+    if scope in known or importlib.util.find_spec(scope.split('.')[0]) is not None:
+        return scope
+    near = near_names(scope, known | {'mmdet', 'mmengine', 'mmpretrain', 'mmseg'})
+    faults.add('default_scope', f'got {scope!r}, which is no installed package{near}')
+    return None
+
+
+def _check_ranks(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
+    world_size = _world_size(cfg.get('launcher') or 'none', faults)
     if world_size is not None:
         try:
             config.mesh.sizes(world_size)
         except ValueError as error:
             faults.add('model_wrapper_cfg.mesh', str(error))
+
+
+def _check_files(cfg: dict, faults: Faults) -> None:
     load_from = cfg.get('load_from')
     if isinstance(load_from, str) and '://' not in load_from and not os.path.isfile(load_from):
-        faults.add('load_from', f'no checkpoint at {load_from}')
+        origin = ', from which --resume or resume=True should go on' if cfg.get('resume') else ''
+        faults.add('load_from', f'no checkpoint at {load_from}{origin}')
     # A checkpoint without resume may be there to be tested alone, without the training data.
     will_train = cfg.get('train_dataloader') is not None and (load_from is None or cfg.get('resume'))
     for path, advice in missing_data(cfg, ('train', 'val') if will_train else ()):
         faults.add(path, advice)
-    _check_model(cfg, config, faults)
-    faults.raise_if_any()
 
 
 def _world_size(launcher: str, faults: Faults) -> int | None:
@@ -79,7 +113,7 @@ def missing_data(cfg: dict, splits: Sequence[str]) -> Iterator[tuple[str, str]]:
     seen = set()
     for path, holder in _holders_of_annotations(cfg, splits):
         ann_file, root = holder.get('ann_file'), holder.get('data_root') or ''
-        if not isinstance(ann_file, str) or not ann_file or '://' in root + ann_file:
+        if not isinstance(ann_file, str) or not isinstance(root, str) or not ann_file or '://' in root + ann_file:
             continue
         full = os.path.join(root, ann_file)
         if not os.path.exists(full) and full not in seen:
@@ -121,61 +155,10 @@ def _datasets(cfg: Any, path: str) -> Iterator[tuple[str, dict]]:
     if not isinstance(cfg, dict):
         return
     children = [(f'{path}.dataset', cfg.get('dataset'))]
-    children += [(f'{path}.datasets[{i}]', item) for i, item in enumerate(cfg.get('datasets') or [])]
+    several = cfg.get('datasets')
+    if isinstance(several, (list, tuple)):
+        children += [(f'{path}.datasets[{i}]', item) for i, item in enumerate(several)]
     for child_path, child in children:
         if isinstance(child, dict):
             yield child_path, child
             yield from _datasets(child, child_path)
-
-
-def _check_model(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
-    model = cfg['model']
-    if not isinstance(model, nn.Module):
-        model = _build_on_meta(model, cfg, faults)
-    if model is None:
-        return
-    try:
-        plan = build_policy(config.wrap_policy)(model)
-        build_engine(config).check_plan(model, plan)
-    except (PlanError, ValueError) as error:
-        faults.add('model_wrapper_cfg.wrap_policy', str(error))
-    try:
-        apply_patches(model, config.activation_checkpointing).undo()
-    except (PlanError, ValueError) as error:
-        faults.add('activation_checkpointing', str(error).removeprefix('activation_checkpointing: '))
-    on_cpu = not torch.cuda.is_available()
-    if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
-        faults.add('sync_bn' if cfg.get('sync_bn') else 'model', 'SyncBatchNorm needs GPUs; use BatchNorm (BN) on CPUs')
-
-
-def _build_on_meta(model: dict, cfg: dict, faults: Faults) -> nn.Module | None:
-    random_state = torch.get_rng_state()
-    model = copy.deepcopy(model)
-    if cfg.get('data_preprocessor') is not None:
-        model.setdefault('data_preprocessor', copy.deepcopy(cfg['data_preprocessor']))
-    try:
-        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
-            built = build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(model)))
-    except (KeyError, TypeError, ValueError, AssertionError, ImportError) as error:
-        faults.add('model', f'cannot be built: {error}')
-        return None
-    finally:
-        torch.set_rng_state(random_state)
-    for path in _hidden_modules(built):
-        faults.add('model', f'{path} holds a module outside of the module tree, which is not supported yet')
-    return built
-
-
-def _hidden_modules(model: nn.Module) -> list[str]:
-    """Modules kept where torch does not see them; their weights would stay on meta on ranks other than 0."""
-    known = set(model.modules())
-    return [
-        f'{name}.{attribute}'.lstrip('.')
-        for name, module in model.named_modules()
-        for attribute, value in vars(module).items()
-        if isinstance(value, nn.Module) and value not in known and any(p.is_meta for p in value.parameters())
-    ]
-
-
-def _has_sync_bn(cfg: dict, model: nn.Module) -> bool:
-    return bool(cfg.get('sync_bn')) or any(isinstance(layer, nn.SyncBatchNorm) for layer in model.modules())

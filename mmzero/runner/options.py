@@ -12,6 +12,22 @@ from mmengine.runner import Runner
 
 from mmzero.engines import LAUNCHERS
 from mmzero.errors import ConfigError, near_names
+from mmzero.runner.blame import describe_error
+from mmzero.runner.lookup import lookup
+
+
+class Settings(DictAction):
+    """Argparse's action for ``key=value`` words, with a plain error for what is none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *rest: Any) -> None:
+        """Parse the words."""
+        for word in values:
+            if '=' not in word.strip('='):
+                parser.error(f'--cfg-options: got {word!r}; expected key=value')
+        try:
+            super().__call__(parser, namespace, values, *rest)
+        except (AssertionError, ValueError) as error:
+            parser.error(f'--cfg-options: cannot read {" ".join(values)}: {error}')
 
 
 def tool_parser(description: str) -> argparse.ArgumentParser:
@@ -29,7 +45,7 @@ def tool_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=Settings,
         help='settings that override the config, as key=value; lists as key="[a,b]"',
     )
     parser.add_argument('--launcher', choices=list(LAUNCHERS), default='none')
@@ -71,11 +87,12 @@ def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
         raise ConfigError([f'{filename}: no such config file'])
     try:
         cfg = Config.fromfile(filename)
-    except (FileNotFoundError, KeyError, ModuleNotFoundError, SyntaxError) as error:
-        raise ConfigError([f'{filename}: cannot be read: {error}']) from error
+    except Exception as error:
+        # A config is Python: it may fail in any way.
+        raise ConfigError([f'{filename}: cannot be read: {describe_error(error)}']) from error
     try:
         cfg.merge_from_dict(options or {})
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AssertionError, AttributeError) as error:
         raise ConfigError([f'--cfg-options: do not fit {filename}: {error}']) from error
     return cfg
 
@@ -85,9 +102,19 @@ def enable_amp(cfg: Config) -> None:
 
     Args:
         cfg (Config): Changed in place.
+
+    Raises:
+        ConfigError: If the config has no ``optim_wrapper``.
     """
-    cfg.optim_wrapper.type = 'AmpOptimWrapper'
-    cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    wrapper = _section(cfg, 'optim_wrapper', '--amp')
+    wrapper['type'] = 'AmpOptimWrapper'
+    wrapper.setdefault('loss_scale', 'dynamic')
+
+
+def _section(cfg: Config, name: str, option: str) -> Any:
+    if not isinstance(cfg.get(name), dict):
+        raise ConfigError([f'{name}: got {cfg.get(name)!r}; expected a dict, which {option} needs'])
+    return cfg[name]
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:
@@ -99,9 +126,10 @@ def enable_auto_scale_lr(cfg: Config) -> None:
     Raises:
         ConfigError: If the config does not say for which batch size its learning rate is.
     """
-    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+    settings = cfg.get('auto_scale_lr')
+    if not isinstance(settings, dict) or 'base_batch_size' not in settings:
         raise ConfigError(['auto_scale_lr.base_batch_size: is missing, and --auto-scale-lr needs it'])
-    cfg.auto_scale_lr.enable = True
+    settings['enable'] = True
 
 
 def enable_tta(cfg: Config) -> None:
@@ -109,11 +137,15 @@ def enable_tta(cfg: Config) -> None:
 
     Args:
         cfg (Config): Changed in place.
+
+    Raises:
+        ConfigError: If the config has no model, or no data set to test on.
     """
+    _section(cfg, 'model', '--tta')
+    dataset = _section(_section(cfg, 'test_dataloader', '--tta'), 'dataset', '--tta')
     cfg.setdefault(
         'tta_model', dict(type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
     )
-    dataset = cfg.test_dataloader.dataset
     while 'dataset' in dataset:
         dataset = dataset['dataset']
     if 'tta_pipeline' not in cfg:
@@ -139,11 +171,12 @@ def build_runner(cfg: Config) -> Runner:
     """
     name = cfg.get('runner_type')
     if name is None:
-        if 'ZeroModelWrapper' in str((cfg.get('model_wrapper_cfg') or {}).get('type')):
+        wrapper = cfg.get('model_wrapper_cfg')
+        if isinstance(wrapper, dict) and 'ZeroModelWrapper' in str(wrapper.get('type')):
             raise ConfigError(
                 ["runner_type: is missing, without which ZeroModelWrapper cannot train; add 'mmzero.ZeroRunner'"]
             )
         return Runner.from_cfg(cfg)
-    if isinstance(name, str) and RUNNERS.get(name) is None:
-        raise ConfigError([f'runner_type: no runner {name!r}{near_names(name, ("mmzero.ZeroRunner", "Runner"))}'])
+    if not isinstance(name, type) and (not isinstance(name, str) or lookup(RUNNERS, name, 'mmengine')[0] is None):
+        raise ConfigError([f'runner_type: no runner {name!r}{near_names(str(name), ("mmzero.ZeroRunner", "Runner"))}'])
     return RUNNERS.build(cfg)

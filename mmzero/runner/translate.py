@@ -1,10 +1,12 @@
 """Existing config keys into mmzero's: honoured, translated, or refused by name."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from mmengine.registry import HOOKS
 
 from mmzero.config import Faults
+from mmzero.config.reader import optional_dtype
 from mmzero.errors import near_names
 
 OPTIM_WRAPPERS = ('OptimWrapper', 'AmpOptimWrapper', 'ZeroOptimWrapper')
@@ -19,7 +21,6 @@ OPTIM_FIELDS = (
     'loss_scale',
     'use_fsdp',
 )
-CLIP_FIELDS = ('type', 'max_norm', 'norm_type', 'error_if_nonfinite', 'foreach', 'clip_value')
 
 # Top-level keys of MMEngine that ZeroRunner cannot honour yet or at all, with what to do.
 REFUSED = {
@@ -68,7 +69,8 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
         dict or OptimWrapper, optional: The translation.
     """
     if not isinstance(cfg, dict):
-        if cfg is not None:
+        # Plain values of a wrong kind are named with the other top-level keys.
+        if cfg is not None and not isinstance(cfg, (str, int, float, list, tuple)):
             faults.add('optim_wrapper', 'was built before the model is sharded; give its config, a dict')
         return cfg
     cfg = cfg.copy()
@@ -83,12 +85,9 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
         return cfg
     for field in cfg:
         if field not in OPTIM_FIELDS:
-            faults.add(f'optim_wrapper.{field}', f'unknown field{near_names(field, OPTIM_FIELDS)}')
+            faults.add(f'optim_wrapper.{field}', f'unknown field{near_names(str(field), OPTIM_FIELDS)}')
     if name == 'AmpOptimWrapper' and cfg.get('dtype') is None:
         cfg['dtype'] = 'bfloat16'
-    for field in cfg.get('clip_grad') or {}:
-        if field not in CLIP_FIELDS:
-            faults.add(f'optim_wrapper.clip_grad.{field}', f'unknown field{near_names(field, CLIP_FIELDS)}')
     _drop_loss_scale(cfg, faults)
     cfg.pop('use_fsdp', None)
     cfg['type'] = 'ZeroOptimWrapper'
@@ -115,7 +114,8 @@ def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
         dict: Fields of ``model_wrapper_cfg`` with the top-level ``find_unused_parameters`` and
         ``activation_checkpointing``, and the optimizer wrapper's dtype as ``precision.param_dtype``.
     """
-    fields = dict(cfg.get('model_wrapper_cfg') or {})
+    given = cfg.get('model_wrapper_cfg')
+    fields = dict(given) if isinstance(given, Mapping) else {}
     for name in ('type', '_scope_'):
         fields.pop(name, None)
     for name in ('find_unused_parameters', 'activation_checkpointing'):
@@ -123,9 +123,17 @@ def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
             fields.setdefault(name, cfg[name])
     dtype = optim_wrapper.get('dtype') if isinstance(optim_wrapper, dict) else None
     precision = fields.get('precision')
-    if dtype is not None and isinstance(precision or {}, dict):
+    if dtype is not None and _is_dtype(dtype) and isinstance(precision or {}, dict):
         fields['precision'] = {'param_dtype': dtype, **(precision or {})}
     return fields
+
+
+def _is_dtype(value: Any) -> bool:
+    """Whether it is one; what is none is named where it stands, as ``optim_wrapper.dtype``."""
+    try:
+        return optional_dtype(value) is not None
+    except (TypeError, ValueError):
+        return False
 
 
 def refuse_keys(cfg: dict, faults: Faults) -> None:
@@ -138,9 +146,9 @@ def refuse_keys(cfg: dict, faults: Faults) -> None:
     for name, reason in REFUSED.items():
         if cfg.get(name):
             faults.add(name, reason)
-    hooks = dict(enumerate(cfg.get('custom_hooks') or []))
-    named = {f'custom_hooks[{index}]': hook for index, hook in hooks.items()}
-    named.update({f'default_hooks.{key}': hook for key, hook in (cfg.get('default_hooks') or {}).items()})
+    custom, default = cfg.get('custom_hooks') or [], cfg.get('default_hooks') or {}
+    named = {f'custom_hooks[{index}]': hook for index, hook in enumerate(custom)}
+    named.update({f'default_hooks.{key}': hook for key, hook in default.items()})
     for path, hook in named.items():
         for name in _class_names(hook) & REFUSED_HOOKS.keys():
             faults.add(path, f'{name} {REFUSED_HOOKS[name]}')
@@ -155,6 +163,9 @@ def _class_names(hook: Any) -> set[str]:
     """Names of a hook's class and its bases; of a config whose class is not found, its name alone."""
     if not isinstance(hook, dict):
         return {base.__name__ for base in type(hook).__mro__}
-    given = hook.get('type', '')
-    cls = HOOKS.get(given) if isinstance(given, str) else given
+    given = hook.get('type') or 'none'
+    try:
+        cls = HOOKS.get(given) if isinstance(given, str) else given
+    except (ImportError, AttributeError, ValueError, RuntimeError):  # a dotted name that is not there
+        cls = None
     return {type_name(given), *(base.__name__ for base in getattr(cls, '__mro__', ()))}

@@ -1,7 +1,9 @@
 """ZeroRunner."""
 
 import copy
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -17,8 +19,9 @@ from mmzero._compat import build_with_meta_parameters
 from mmzero.checkpoint import pretrained_loading
 from mmzero.config import Faults
 from mmzero.engines import init_process_group, on_rank0, started
-from mmzero.errors import DataError
+from mmzero.errors import ConfigError, DataError
 from mmzero.hooks import HostMemoryHook, RandomStateHook
+from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, check_same_number_of_batches, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model
 from mmzero.runner.translate import is_amp, translate_optim_wrapper, wrapper_fields
@@ -55,24 +58,55 @@ class ZeroRunner(CheckpointMixin, Runner):
     def __init__(self, model: nn.Module | dict, work_dir: str, **kwargs: Any) -> None:
         cfg = kwargs.get('cfg')
         kwargs['cfg'] = cfg = Config({}) if cfg is None else copy.deepcopy(cfg)
+        # None is the default of all arguments that have one.
+        kwargs = {name: value for name, value in kwargs.items() if value is not None or name == 'default_scope'}
         faults = Faults()
-        amp = is_amp(kwargs.get('optim_wrapper'))
-        kwargs['optim_wrapper'] = translate_optim_wrapper(kwargs.get('optim_wrapper'), faults)
+        optim_wrapper = kwargs.get('optim_wrapper')
+        amp = is_amp(optim_wrapper)
+        translated = translate_optim_wrapper(optim_wrapper, faults)
         self._given = given = {name: value for name, value in kwargs.items() if value is not None}
-        self._wrapper_fields = wrapper_fields({**cfg, **given}, kwargs['optim_wrapper'])
+        self._wrapper_fields = wrapper_fields({**cfg, **given}, translated)
         self._wrapper: ZeroModelWrapper | None = None
+        # Building changes the config.
+        self._model_cfg = copy.deepcopy(model) if isinstance(model, dict) else None
         self._training = False
         self._read: tuple[str, dict] | None = None
-        check_config({**cfg, **given, 'model': model}, kwargs['optim_wrapper'], faults)
+        doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
+        kwargs['optim_wrapper'] = translated
         # Taken over by the wrapper; Runner would apply its own on top.
         self._efficient_conv_bn_eval = cfg.get('efficient_conv_bn_eval')
         for name in ('activation_checkpointing', 'efficient_conv_bn_eval'):
             cfg.pop(name, None)
-        super().__init__(model=model, work_dir=work_dir, **kwargs)
+        with blaming({**cfg, **given, 'model': model}):
+            super().__init__(model=model, work_dir=work_dir, **kwargs)
+        for doubt in doubts:
+            self.logger.warning(doubt)
         if amp:
             self.logger.info('AmpOptimWrapper becomes ZeroOptimWrapper in bfloat16, which needs no loss scaling')
         self.register_hook(HostMemoryHook())
         self.register_hook(RandomStateHook())
+
+    @classmethod
+    def from_cfg(cls, cfg: Any) -> Runner:
+        """Build a runner from a config.
+
+        Args:
+            cfg (Config or dict): The config; not changed.
+
+        Returns:
+            ZeroRunner: The runner.
+
+        Raises:
+            ConfigError: If the config has faults.
+        """
+        faults = Faults()
+        for name in ('model', 'work_dir'):
+            if cfg.get(name) is None:
+                faults.add(name, 'is missing')
+        if not faults.lines:
+            return super().from_cfg(cfg)
+        check_config({**cfg}, translate_optim_wrapper(cfg.get('optim_wrapper'), faults), faults)
+        raise ConfigError(faults.lines)
 
     def setup_env(self, env_cfg: dict) -> None:
         """Join the process group, then do what Runner does.
@@ -120,12 +154,13 @@ class ZeroRunner(CheckpointMixin, Runner):
         """
         self._training = True
         self._check_files('train', 'val')
-        if self._train_loop is not None:
-            self._train_loop = self.build_train_loop(self._train_loop)
-        self.prepare()
-        model = super().train()
-        started('the end of training')
-        return model
+        with self._blaming():
+            if self._train_loop is not None:
+                self._train_loop = self.build_train_loop(self._train_loop)
+            self.prepare()
+            model = super().train()
+            started('the end of training')
+            return model
 
     def val(self) -> dict:
         """Launch validation.
@@ -134,8 +169,9 @@ class ZeroRunner(CheckpointMixin, Runner):
             dict: Metrics.
         """
         self._check_files('val')
-        self.prepare()
-        return super().val()
+        with self._blaming():
+            self.prepare()
+            return super().val()
 
     def test(self) -> dict:
         """Launch testing.
@@ -144,8 +180,19 @@ class ZeroRunner(CheckpointMixin, Runner):
             dict: Metrics.
         """
         self._check_files('test')
-        self.prepare()
-        return super().test()
+        with self._blaming():
+            self.prepare()
+            return super().test()
+
+    def _blaming(self) -> AbstractContextManager[None]:
+        return blaming({**self.cfg, **self._given, 'model': self._model_cfg}, self._keep_traceback)
+
+    def _keep_traceback(self, text: str) -> str | None:
+        """Write a traceback to the log file alone."""
+        files = [handler for handler in self.logger.handlers if isinstance(handler, logging.FileHandler)]
+        for handler in files:
+            handler.emit(logging.makeLogRecord(dict(msg=text, levelno=logging.ERROR, levelname='ERROR')))
+        return files[0].baseFilename if files else None
 
     def _check_files(self, *splits: str) -> None:
         faults = Faults()

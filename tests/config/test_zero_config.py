@@ -97,13 +97,65 @@ def test_fault(cfg, fault):
     ('cfg', 'path'),
     [
         (dict(overrides=[]), 'overrides'),
-        (dict(offload=dict(params='cpu')), 'offload'),
         (dict(engine_options={}), 'engine_options'),
         (dict(precision=dict(keep_fp32=['norm'])), 'precision.keep_fp32'),
     ],
 )
 def test_planned_field_is_refused_by_name(cfg, path):
     assert faults_of(**cfg) == [f'{PATH}.{path}: is not supported yet; remove it']
+
+
+@pytest.mark.parametrize(
+    ('offload', 'wanted'),
+    [
+        (dict(), []),
+        (dict(params=None), []),
+        (dict(params='cpu'), ["params: 'cpu' is not supported yet; remove it"]),
+        (dict(optimizer='gpu'), ["optimizer: got 'gpu'; allowed: None, 'cpu', 'nvme'"]),
+        (dict(nvme_path='/disk'), ["nvme_path: is for params='nvme' or optimizer='nvme'; remove it"]),
+        (dict(nvme_path=3), ["nvme_path: got 3; expected None or a path, such as '/local_nvme'"]),
+        (dict(param='cpu'), ["param: unknown field; did you mean 'params'?"]),
+        (
+            dict(optimizer='nvme'),
+            [
+                "optimizer: 'nvme' needs engine='deepspeed', which is not supported yet; remove it",
+                "nvme_path: is missing, and 'nvme' needs it; name a folder on the NVMe disk",
+            ],
+        ),
+    ],
+)
+def test_offload_is_read_and_refused(offload, wanted):
+    assert faults_of(offload=offload) == [f'{PATH}.offload.{line}' for line in wanted]
+
+
+@pytest.mark.parametrize(
+    'cfg',
+    [
+        dict(stage=[3]),
+        dict(stage=dict()),
+        dict(engine=['fsdp2']),
+        dict(engine={}),
+        dict(precision=[]),
+        dict(precision=dict(param_dtype=['bfloat16'])),
+        dict(precision=dict(param_dtype={})),
+        dict(mesh=[2, 2]),
+        dict(mesh=dict(shard=2.0)),
+        dict(wrap_policy=3),
+        dict(wrap_policy=['ModuleClassPolicy']),
+        dict(wrap_policy=dict(type=3)),
+        dict(wrap_policy=dict(classes=['Block'])),
+        dict(activation_checkpointing=3),
+        dict(activation_checkpointing=None),
+        dict(find_unused_parameters=[]),
+        dict(offload='cpu'),
+        {'stage': 3, 5: 1},
+    ],
+)
+def test_no_kind_of_value_breaks_the_reader(cfg):
+    faults = Faults()
+    read_zero_config(cfg, PATH, faults)
+    (line,) = faults.lines
+    assert line.startswith(f'{PATH}.{list(cfg)[-1]}')
 
 
 @pytest.mark.parametrize('name', ['broadcast_buffers', 'static_graph'])

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from mmzero.engines import LAUNCHERS, init_process_group, process_group, world_size_of
 from mmzero.engines.build import this_device
+from mmzero.errors import ConfigError
 
 OPEN_MPI = ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK')
 SETS = [
@@ -123,6 +124,15 @@ def test_slurm_asks_for_the_first_host(env, joined, monkeypatch):
     init_process_group('slurm')
     assert process_group.os.environ['MASTER_ADDR'] == 'n1'
     assert process_group.os.environ['MASTER_PORT'] == '9'
+
+
+def test_slurm_without_scontrol(env, joined, monkeypatch):
+    env(SLURM_PROCID=0, SLURM_NTASKS=2, SLURM_LOCALID=0, SLURM_NODELIST='n[1-2]', PATH='/nowhere')
+    env(RANK='', WORLD_SIZE='', LOCAL_RANK='', MASTER_PORT='9', MASTER_ADDR='x')
+    monkeypatch.delenv('MASTER_ADDR')
+    with pytest.raises(ConfigError, match=r"scontrol does not name .*SLURM_NODELIST='n\[1-2\]'.*set MASTER_ADDR"):
+        init_process_group('slurm')
+    assert not joined
 
 
 def test_address_is_asked_for(env, joined):

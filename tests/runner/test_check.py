@@ -69,10 +69,13 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         (dict(strategy=dict(type='FSDPStrategy')), 'strategy: belongs to FlexibleRunner'),
         (dict(compile=True), 'compile: is not supported yet'),
         (dict(custom_hooks=[dict(type='EMAHook')]), r'custom_hooks[0]: EMAHook'),
-        ({'model_wrapper_cfg.offload': dict(params='cpu')}, 'model_wrapper_cfg.offload: is not supported yet'),
+        (
+            {'model_wrapper_cfg.offload': dict(params='cpu')},
+            "model_wrapper_cfg.offload.params: 'cpu' is not supported yet",
+        ),
         ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
-        ({'model.backbone.type': 'SwimTransformer'}, 'model: cannot be built'),
+        ({'model.backbone.type': 'SwimTransformer'}, "model.backbone.type: no class 'SwimTransformer'"),
     ],
 )
 def test_what_is_refused(config: Any, changes: dict, wanted: str) -> None:

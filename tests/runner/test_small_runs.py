@@ -233,10 +233,17 @@ def test_what_says_how_to_shard_is_refused_at_stage_0(tmp_path: Path, wrapper: d
         vector_runner(tmp_path, stage=0, wrapper=wrapper)
 
 
+class FromFile(Vectors):
+    """Vectors that name a file."""
+
+    def __init__(self, ann_file: str) -> None:
+        super().__init__()
+
+
 def test_testing_needs_no_training_data(tmp_path: Path) -> None:
     file = save_weights(tmp_path / 'weights.pth', ToyModel())
     lost = loader()
-    lost['dataset'] = dict(type=Vectors, ann_file='lost.json')
+    lost['dataset'] = dict(type=FromFile, ann_file='lost.json')
     runner = vector_runner(tmp_path, load_from=file, train_dataloader=lost)
     assert runner.test() == dict(count=6)
     with pytest.raises(ConfigError, match='no file at lost.json'):

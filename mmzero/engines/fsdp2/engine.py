@@ -129,7 +129,9 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def check_autocast(self, dtype: torch.dtype | None) -> None:
         reduced = dtype not in (None, torch.float32)
-        if reduced and self.rules.reshard_after_forward and self.config.precision.param_dtype != dtype:
+        # Asked before sharding, too: the check of a config does.
+        rules = STAGES[self.config.stage]
+        if reduced and rules.reshard_after_forward and self.config.precision.param_dtype != dtype:
             raise ConfigError(
                 [
                     f'model_wrapper_cfg.precision.param_dtype: autocast to {dtype} over units gathered in '

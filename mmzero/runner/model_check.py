@@ -1,0 +1,137 @@
+"""Faults that the model itself shows: it is built with its parameters on meta."""
+
+import copy
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from mmengine.registry import MODELS, DefaultScope
+from torch import nn
+
+from mmzero._compat import build_with_meta_parameters
+from mmzero.config import Faults, ZeroConfig
+from mmzero.config.reader import optional_dtype
+from mmzero.engines import build_engine
+from mmzero.errors import ConfigError, PlanError, near_names
+from mmzero.patches import apply_patches
+from mmzero.policies import build_policy
+from mmzero.runner.blame import blame, describe_error
+from mmzero.runner.lookup import lookup
+from mmzero.runner.paramwise import check_custom_keys_match, check_tied
+from mmzero.runner.translate import is_amp
+from mmzero.runner.unread import Record, refuse_unread, watched
+
+
+def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> list[str]:
+    """Build the model with its parameters on meta and match against it what names parts of it.
+
+    Args:
+        cfg (dict): Arguments of the runner and keys of the config.
+        config (ZeroConfig): The fields of ``model_wrapper_cfg``.
+        scope (str): The default scope.
+        faults (Faults): Takes what is wrong.
+
+    Returns:
+        list[str]: What is not wrong and may not be meant.
+    """
+    if cfg.get('model') is None:
+        if not faults.at('model'):
+            faults.add('model', 'is missing')
+        return []
+    model = cfg['model']
+    if not isinstance(model, nn.Module):
+        model = _build_on_meta(model, cfg, scope, faults)
+    if model is None:
+        return []
+    _check_plan(cfg, config, model, faults)
+    try:
+        apply_patches(model, config.activation_checkpointing).undo()
+    except (PlanError, ValueError) as error:
+        faults.add('activation_checkpointing', str(error).removeprefix('activation_checkpointing: '))
+    check_tied(cfg.get('optim_wrapper'), model, faults)
+    left = check_custom_keys_match(cfg.get('optim_wrapper'), model, faults)
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
+        faults.add('sync_bn' if cfg.get('sync_bn') else 'model', 'SyncBatchNorm needs GPUs; use BatchNorm (BN) on CPUs')
+    path = 'optim_wrapper.paramwise_cfg.custom_keys'
+    return [f'{path}: no name of a parameter contains {key!r}, which has no effect on this model' for key in left]
+
+
+def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults) -> None:
+    path = 'model_wrapper_cfg.wrap_policy'
+    try:
+        plan = build_policy(config.wrap_policy)(model)
+        engine = build_engine(config)
+        engine.check_plan(model, plan)
+    except (PlanError, ValueError, TypeError, AttributeError, KeyError) as error:
+        faults.add(path, str(error))
+        return
+    _check_autocast(cfg.get('optim_wrapper'), config, len(plan.units) == 1, faults)
+
+
+def _check_autocast(optim_wrapper: Any, config: ZeroConfig, only_root: bool, faults: Faults) -> None:
+    if not isinstance(optim_wrapper, dict):
+        return
+    dtype = optim_wrapper.get('dtype') or ('bfloat16' if is_amp(optim_wrapper) else None)
+    try:
+        dtype = optional_dtype(dtype)
+    except (TypeError, ValueError):
+        return  # named with the other fields of optim_wrapper
+    if only_root:
+        # The root's remainder keeps its dtype, so that nothing would be gathered in 16 bit.
+        config = replace(config, precision=replace(config.precision, param_dtype=None))
+    try:
+        build_engine(config).check_autocast(dtype)
+    except ConfigError as error:
+        why = f'without units nothing is gathered in {dtype}; name the classes of the repeated blocks, or use stage 2'
+        faults.lines += [f'model_wrapper_cfg.wrap_policy: {why}'] if only_root else error.faults
+
+
+def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Module | None:
+    random_state = torch.get_rng_state()
+    model = copy.deepcopy(model)
+    if cfg.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', copy.deepcopy(cfg['data_preprocessor']))
+    records: list[Record] = []
+    # Held by nothing but the builder, so that what is still there afterwards is kept by the model.
+    copies = [watched(model, 'model', records)]
+    try:
+        with DefaultScope.overwrite_default_scope(scope):
+            built = build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(copies[0])))
+    except Exception as error:
+        # Whatever a constructor of a project may raise: it got what the config says.
+        path = blame(error, dict(model=model)) or 'model'
+        unknown = re.match(r"['\"]?(\S+) is not in the (\S+) registry", str(error))
+        if isinstance(error, KeyError) and unknown:
+            known = lookup(MODELS, unknown[1], scope)[1]
+            near = near_names(unknown[1], known)
+            faults.add(f'{path}.type', f'no class {unknown[1]!r} in the registry {unknown[2]}{near}')
+        else:
+            faults.add(path, f'cannot be built: {describe_error(error)}')
+        return None
+    finally:
+        torch.set_rng_state(random_state)
+    if not isinstance(built, nn.Module):
+        faults.add('model.type', f'builds a {type(built).__name__}; expected a module')
+        return None
+    copies.clear()
+    refuse_unread(records, built, faults)
+    for path in _hidden_modules(built):
+        faults.add('model', f'{path} holds a module outside of the module tree, which is not supported yet')
+    return built
+
+
+def _hidden_modules(model: nn.Module) -> list[str]:
+    """Modules kept where torch does not see them; their weights would stay on meta on ranks other than 0."""
+    known = set(model.modules())
+    return [
+        f'{name}.{attribute}'.lstrip('.')
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, nn.Module) and value not in known and any(p.is_meta for p in value.parameters())
+    ]
+
+
+def _has_sync_bn(cfg: dict, model: nn.Module) -> bool:
+    return bool(cfg.get('sync_bn')) or any(isinstance(layer, nn.SyncBatchNorm) for layer in model.modules())

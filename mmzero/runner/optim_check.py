@@ -1,0 +1,163 @@
+"""Faults of ``optim_wrapper`` and ``param_scheduler``, found by their fields and by building them on one parameter."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHEDULERS, DefaultScope
+from torch import nn
+from torch.optim import Optimizer
+
+from mmzero.config import Faults
+from mmzero.config.reader import optional_dtype
+from mmzero.errors import near_names
+from mmzero.runner.paramwise import DEFAULT_CONSTRUCTOR, check_paramwise, is_number
+from mmzero.runner.parts import Parts
+from mmzero.runner.signatures import check_fields, signature_of
+from mmzero.runner.translate import type_name
+
+# clip_grad's type to its fields: the limit first.
+CLIP_FIELDS = {
+    'norm': ('max_norm', 'norm_type', 'error_if_nonfinite', 'foreach'),
+    'value': ('clip_value', 'foreach'),
+}
+USER_ERRORS = (TypeError, ValueError, KeyError, AssertionError, AttributeError, RuntimeError, NotImplementedError)
+
+
+def check_optim_wrapper(cfg: Any, faults: Faults, parts: Parts) -> Optimizer | None:
+    """Check the optimizer wrapper's fields and build its optimizer on one small parameter.
+
+    Args:
+        cfg (dict, optional): ``optim_wrapper`` as the user gave it; not changed.
+        faults (Faults): Takes what is wrong.
+        parts (Parts): Looks classes up.
+
+    Returns:
+        Optimizer or None: An optimizer on which schedulers can be tried.
+    """
+    if not isinstance(cfg, Mapping):
+        return None
+    counts = cfg.get('accumulative_counts', 1)
+    if type(counts) is not int or counts < 1:
+        faults.add('optim_wrapper.accumulative_counts', f'got {counts!r}; expected an integer of 1 or more')
+    try:
+        optional_dtype(cfg.get('dtype'))
+    except (TypeError, ValueError) as error:
+        faults.add('optim_wrapper.dtype', f'got {cfg["dtype"]!r}; {error}')
+    _check_clip_grad(cfg.get('clip_grad'), faults)
+    _check_loss_scale(cfg, faults)
+    optimizer = cfg.get('optimizer')
+    if not isinstance(optimizer, Mapping):
+        if 'optimizer' in cfg:
+            faults.add(
+                'optim_wrapper.optimizer', f"got {optimizer!r}; expected a dict, such as dict(type='AdamW', lr=1e-4)"
+            )
+        return None
+    constructor = _constructor(cfg, faults, parts)
+    check_paramwise(cfg.get('paramwise_cfg'), optimizer, constructor, faults)
+    return _try_optimizer(optimizer, constructor, faults, parts)
+
+
+def _check_clip_grad(cfg: Any, faults: Faults) -> None:
+    path = 'optim_wrapper.clip_grad'
+    if cfg is None:
+        return
+    if not isinstance(cfg, Mapping):
+        faults.add(path, f'got {cfg!r}; expected None or a dict, such as dict(max_norm=0.1)')
+        return
+    kind = cfg.get('type', 'norm')
+    if kind not in tuple(CLIP_FIELDS):
+        faults.add(f'{path}.type', f"got {kind!r}; allowed: 'norm', 'value'")
+        return
+    limit, *_ = known = CLIP_FIELDS[kind]
+    for field in cfg:
+        if field != 'type' and field not in known:
+            owner = next((other for other, names in CLIP_FIELDS.items() if field in names), None)
+            why = f"belongs to type='{owner}', and this is '{kind}'" if owner else 'unknown field'
+            faults.add(f'{path}.{field}', f'{why}{near_names(str(field), known)}')
+    if limit not in cfg:
+        faults.add(f'{path}.{limit}', f'is missing; clipping by {kind} needs it')
+    for field in (limit, 'norm_type'):
+        if field in cfg and field in known and not (is_number(cfg[field]) and cfg[field] > 0):
+            faults.add(f'{path}.{field}', f'got {cfg[field]!r}; expected a number above 0')
+    for field in ('error_if_nonfinite', 'foreach'):
+        if cfg.get(field) is not None and not isinstance(cfg[field], bool):
+            faults.add(f'{path}.{field}', f'got {cfg[field]!r}; allowed: True, False')
+
+
+def _check_loss_scale(cfg: Mapping, faults: Faults) -> None:
+    for field in ('loss_scale', 'use_fsdp'):
+        if cfg.get(field) is not None and type_name(cfg.get('type', 'OptimWrapper')) == 'OptimWrapper':
+            faults.add(
+                f'optim_wrapper.{field}', "is a field of 'AmpOptimWrapper', and this is 'OptimWrapper'; remove it"
+            )
+            return
+    scale = cfg.get('loss_scale')
+    if isinstance(scale, Mapping):
+        check_fields(torch.amp.GradScaler, scale, 'optim_wrapper.loss_scale', faults)
+    elif scale not in (None, 'dynamic') and not is_number(scale):
+        faults.add('optim_wrapper.loss_scale', f"got {scale!r}; allowed: 'dynamic'")
+
+
+def _constructor(cfg: Mapping, faults: Faults, parts: Parts) -> Callable | None:
+    given = cfg.get('constructor', DEFAULT_CONSTRUCTOR)
+    holder = dict(type=given)
+    return parts.find(holder, 'optim_wrapper.constructor', OPTIM_WRAPPER_CONSTRUCTORS, field='')
+
+
+def _try_optimizer(cfg: Mapping, constructor: Callable | None, faults: Faults, parts: Parts) -> Optimizer | None:
+    path = 'optim_wrapper.optimizer'
+    cls = parts.find(cfg, path, OPTIMIZERS)
+    if cls is None:
+        return None
+    first = next(iter(signature_of(cls).params), 'params')
+    plain = getattr(constructor, '__name__', DEFAULT_CONSTRUCTOR) == DEFAULT_CONSTRUCTOR
+    before = len(faults.lines)
+    # Another constructor may add arguments.
+    check_fields(cls, cfg, path, faults, provided=(first,), check_required=plain)
+    lr = cfg.get('lr')
+    if lr is not None and is_number(lr) and lr < 0:
+        faults.add(f'{path}.lr', f'got {lr!r}; expected a number of 0 or more')
+    if len(faults.lines) > before or not plain:
+        return None
+    errors: list[Exception] = []
+    # Some take matrices only, some vectors only.
+    for shape in ((2, 2), (2,)):
+        params = [nn.Parameter(torch.zeros(shape))]
+        try:
+            return cls(params, **{key: copy.deepcopy(value) for key, value in cfg.items() if key not in _MARKS})
+        except USER_ERRORS as error:
+            errors.append(error)
+    faults.add(path, f'{type_name(cfg["type"])} refuses its arguments: {errors[0]}')
+    return None
+
+
+_MARKS = ('type', '_scope_')
+
+
+def check_schedulers(cfg: Any, optimizer: Optimizer | None, train_cfg: Any, scope: str, faults: Faults) -> None:
+    """Build the schedulers on the optimizer that was tried.
+
+    Args:
+        cfg (dict or list, optional): ``param_scheduler``.
+        optimizer (Optimizer, optional): From :func:`check_optim_wrapper`; None: nothing can be tried.
+        train_cfg (dict, optional): Its length is the default end of a scheduler.
+        scope (str): The default scope.
+        faults (Faults): Takes what a constructor refuses. Faults of fields are left to others.
+    """
+    single = not isinstance(cfg, (list, tuple))
+    for index, item in enumerate([cfg] if single else cfg):
+        path = 'param_scheduler' if single else f'param_scheduler[{index}]'
+        if optimizer is None or not isinstance(item, Mapping) or faults.at(path):
+            continue
+        settings = copy.deepcopy(dict(item))
+        by_epoch = settings.get('by_epoch', True)
+        length = train_cfg.get('max_epochs' if by_epoch else 'max_iters') if isinstance(train_cfg, Mapping) else None
+        if is_number(length):
+            settings.setdefault('end', length)
+        try:
+            with DefaultScope.overwrite_default_scope(scope):
+                PARAM_SCHEDULERS.build(settings, default_args=dict(optimizer=optimizer, epoch_length=1000))
+        except USER_ERRORS as error:
+            faults.add(path, f'{type_name(item.get("type", ""))} refuses its arguments: {error}')
