@@ -48,7 +48,7 @@ class Buffers(ToyModel):
         # Swin's way to spread its rates.
         rates = [rate.item() for rate in torch.linspace(0, 0.3, 4)]
         self.register_buffer('rates', torch.tensor(rates) * torch.rand(()), persistent=False)
-        self.blocks[1].register_buffer('shared', self.rates, persistent=False)
+        self.blocks[1].register_buffer('shared', self.of_weights, persistent=False)
         self.register_buffer('changed', torch.zeros(3), persistent=False)
         self.inner = nn.BatchNorm1d(12)
         self.inner.running_mean.normal_()
@@ -68,7 +68,7 @@ def buffers(stage: int, folder: str) -> list[str]:
         found = dict(model.named_buffers(remove_duplicate=False))
         faults += same_on_all_ranks({name: value.clone() for name, value in found.items()})
         faults += [f'{name} is on meta' for name, value in found.items() if value.is_meta]
-        faults += [] if model.blocks[1].shared is model.rates else ['a shared buffer is two']
+        faults += [] if model.blocks[1].shared is model.of_weights else ['a shared buffer is two']
         faults += [] if found['strided'].shape == (6, 4) and len(found) >= len(DTYPES) + 8 else ['some are lost']
     mean = runner.model.module.data_preprocessor.mean.flatten().tolist()
     return faults + ([] if mean == [0.5, 0.25, 0.125] and runner.model.module.changed.any() else ['values are lost'])
