@@ -101,6 +101,9 @@ def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Mod
             built = build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(copies[0])))
     except Exception as error:
         # Whatever a constructor of a project may raise: it got what the config says.
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unexpected and any(f'.{unexpected[1]}: ' in line for line in faults.lines):
+            return None  # named already, with what is near
         path = blame(error, dict(model=model)) or 'model'
         unknown = re.match(r"['\"]?(\S+) is not in the (\S+) registry", str(error))
         if isinstance(error, KeyError) and unknown:

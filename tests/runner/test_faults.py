@@ -228,7 +228,7 @@ FAULTS = [
     ),
     ({'val_evaluator[0].prefixx': 'a'}, "val_evaluator[0].prefixx: Count has no such field; did you mean 'prefix'?"),
     # The model.
-    ({'model.wdith': 12}, "model.wdith: ToyModel has no such field; did you mean 'width'?"),
+    ({'model.widthh': 12}, "model.widthh: ToyModel has no such field; did you mean 'width'"),
     (
         {'model.type': 'ToyModle'},
         "model.type: no class 'ToyModle' in the registry mmengine::model; did you mean 'ToyModel'?",

@@ -24,7 +24,7 @@ BROKEN = {
     'cascade_rpn/': 'sampling',  # RPNHead has no such argument
     'pascal_voc/faster-rcnn_r50_fpn_1x_voc0712-cocofmt': 'eval_mode',  # belongs to VOCMetric
     'v3det/': 'force_grad_on_level',  # FPN has no such argument
-    'qdtrack/qdtrack_faster-rcnn_r50_fpn_4e_base': 'dataloader',  # a base without data
+    'qdtrack/qdtrack_faster-rcnn_r50_fpn_4e_base': 'is missing, and',  # a base without data
 }
 # Need a package or a file that is not there, before anything of mmzero is asked.
 UNREADABLE = (ImportError, FileNotFoundError)
