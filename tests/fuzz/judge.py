@@ -20,6 +20,7 @@ from tests.fuzz.mutations import Mutation, dotted
 # Keys without which a run is right, since the runner or its reader has a default.
 HAVE_DEFAULTS = (
     'param_scheduler',
+    'param_scheduler[2].convert_to_iter_based',
     'default_hooks',
     'custom_hooks',
     'visualizer',
