@@ -6,8 +6,7 @@ from typing import Any
 from mmengine.registry import Registry
 
 from mmzero.config import Faults
-from mmzero.errors import near_names
-from mmzero.runner.lookup import lookup
+from mmzero.runner.lookup import advice, lookup
 from mmzero.runner.signatures import check_fields
 from mmzero.runner.toplevel import near_key
 
@@ -84,9 +83,10 @@ class Nodes:
         if not isinstance(given, str):
             self.faults.add(f'{path}{field}', f'got {given!r}; expected the name of a class, or a class')
             return None
-        found, known = lookup(registry, given, cfg.get('_scope_') or self.scope)
+        scope = cfg.get('_scope_') or self.scope
+        found, _ = lookup(registry, given, scope)
         if found is None:
-            near = near_names(given, known)
+            near = advice(registry, given, scope)
             self.faults.add(f'{path}{field}', f'no class {given!r} in the registry {registry.name!r}{near}')
         return found
 
