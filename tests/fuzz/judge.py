@@ -39,7 +39,7 @@ HAVE_DEFAULTS = (
     'model_wrapper_cfg.',
     'optim_wrapper.type',
     'optim_wrapper.paramwise_cfg',
-    'optim_wrapper.paramwise_cfg.custom_keys.',
+    'optim_wrapper.paramwise_cfg.',
     'optim_wrapper.clip_grad',
     'optim_wrapper.accumulative_counts',
     'optim_wrapper.dtype',

@@ -17,7 +17,7 @@ from mmzero.runner.values import check_values
 # What is wrong with configs of mmdet 3.3.0, by folder or name; each was tried with MMEngine's Runner or read there.
 BROKEN = {
     'solov2/': 'train_cfg.by_epoch',  # the loop refuses it beside `type`
-    'dsdl/': 'sampler',  # build_dataloader pops it; one has no batch size either
+    'dsdl/': 'is missing',  # build_dataloader pops it; one has no batch size either
     'bytetrack/bytetrack_yolox_x_8xb4-amp-80e_crowdhuman-mot20': 'test_evaluator.type',  # MOTChallengeMetrics
     'bytetrack/bytetrack_yolox_x_8xb4-80e_crowdhuman-mot20': 'test_evaluator.type',
     'ocsort/': 'test_evaluator.type',
