@@ -1,5 +1,6 @@
 """Finding the classes that a config names."""
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -7,6 +8,11 @@ from typing import Any
 
 from mmengine.registry import DefaultScope, Registry
 from torch import nn
+
+from mmzero.errors import near_names
+
+# Packages whose registries are asked for a class that the default scope does not have.
+PROJECTS = ('mmdet', 'mmpretrain', 'mmseg', 'mmpose')
 
 # Dicts of which the reader of a layer takes out some fields before a constructor gets the rest. Building the model
 # finds what is wrong in them.
@@ -35,6 +41,23 @@ def lookup(registry: Registry, name: str, scope: str) -> tuple[Callable | None, 
             known += level.module_dict
             level = level.parent
     return found, known
+
+
+def advice(registry: Registry, name: str, scope: str) -> str:
+    """Say what may be meant by a name that is not found.
+
+    Args:
+        registry (Registry): MMEngine's root registry of the kind.
+        name (str): The name.
+        scope (str): The default scope.
+
+    Returns:
+        str: The scope of a package that has it, or near names.
+    """
+    for other in PROJECTS:
+        if other != scope and importlib.util.find_spec(other) is not None and lookup(registry, name, other)[0]:
+            return f"; {other} has it: set default_scope='{other}'"
+    return near_names(name, lookup(registry, name, scope)[1])
 
 
 @cache

@@ -13,11 +13,11 @@ from mmzero._compat import build_with_meta_parameters
 from mmzero.config import Faults, ZeroConfig
 from mmzero.config.reader import optional_dtype
 from mmzero.engines import build_engine
-from mmzero.errors import ConfigError, PlanError, near_names
+from mmzero.errors import ConfigError, PlanError
 from mmzero.patches import apply_patches
 from mmzero.policies import build_policy
 from mmzero.runner.blame import blame, describe_error
-from mmzero.runner.lookup import lookup
+from mmzero.runner.lookup import advice
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
 from mmzero.runner.translate import is_amp
 from mmzero.runner.unread import Record, refuse_unread, watched
@@ -101,11 +101,13 @@ def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Mod
             built = build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(copies[0])))
     except Exception as error:
         # Whatever a constructor of a project may raise: it got what the config says.
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unexpected and any(f'.{unexpected[1]}: ' in line for line in faults.lines):
+            return None  # named already, with what is near
         path = blame(error, dict(model=model)) or 'model'
         unknown = re.match(r"['\"]?(\S+) is not in the (\S+) registry", str(error))
         if isinstance(error, KeyError) and unknown:
-            known = lookup(MODELS, unknown[1], scope)[1]
-            near = near_names(unknown[1], known)
+            near = advice(MODELS, unknown[1], scope)
             faults.add(f'{path}.type', f'no class {unknown[1]!r} in the registry {unknown[2]}{near}')
         else:
             faults.add(path, f'cannot be built: {describe_error(error)}')

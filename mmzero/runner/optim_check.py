@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from mmzero.config import Faults
 from mmzero.config.reader import optional_dtype
 from mmzero.errors import near_names
+from mmzero.runner.nodes import Nodes
 from mmzero.runner.paramwise import DEFAULT_CONSTRUCTOR, check_paramwise, is_number
-from mmzero.runner.parts import Parts
 from mmzero.runner.signatures import check_fields, signature_of
 from mmzero.runner.translate import type_name
 
@@ -25,13 +25,13 @@ CLIP_FIELDS = {
 USER_ERRORS = (TypeError, ValueError, KeyError, AssertionError, AttributeError, RuntimeError, NotImplementedError)
 
 
-def check_optim_wrapper(cfg: Any, faults: Faults, parts: Parts) -> Optimizer | None:
+def check_optim_wrapper(cfg: Any, faults: Faults, parts: Nodes) -> Optimizer | None:
     """Check the optimizer wrapper's fields and build its optimizer on one small parameter.
 
     Args:
         cfg (dict, optional): ``optim_wrapper`` as the user gave it; not changed.
         faults (Faults): Takes what is wrong.
-        parts (Parts): Looks classes up.
+        parts (Nodes): Looks classes up.
 
     Returns:
         Optimizer or None: An optimizer on which schedulers can be tried.
@@ -100,13 +100,13 @@ def _check_loss_scale(cfg: Mapping, faults: Faults) -> None:
         faults.add('optim_wrapper.loss_scale', f"got {scale!r}; allowed: 'dynamic'")
 
 
-def _constructor(cfg: Mapping, faults: Faults, parts: Parts) -> Callable | None:
+def _constructor(cfg: Mapping, faults: Faults, parts: Nodes) -> Callable | None:
     given = cfg.get('constructor', DEFAULT_CONSTRUCTOR)
     holder = dict(type=given)
     return parts.find(holder, 'optim_wrapper.constructor', OPTIM_WRAPPER_CONSTRUCTORS, field='')
 
 
-def _try_optimizer(cfg: Mapping, constructor: Callable | None, faults: Faults, parts: Parts) -> Optimizer | None:
+def _try_optimizer(cfg: Mapping, constructor: Callable | None, faults: Faults, parts: Nodes) -> Optimizer | None:
     path = 'optim_wrapper.optimizer'
     cls = parts.find(cfg, path, OPTIMIZERS)
     if cls is None:

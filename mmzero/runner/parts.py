@@ -1,20 +1,19 @@
 """Every part of a config that names a class is held against that class's constructor."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mmengine.registry as registries
+import torch.distributed as dist
 from mmengine.evaluator import Evaluator
-from mmengine.registry import Registry
 from mmengine.runner import LogProcessor, Runner, TestLoop, ValLoop
 from mmengine.runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 from mmengine.utils.dl_utils import set_multi_processing
 from torch.utils.data import DataLoader
 
-from mmzero.config import Faults
-from mmzero.errors import near_names
 from mmzero.runner import readers
 from mmzero.runner.lookup import lookup, mentioned, typed
+from mmzero.runner.nodes import PLAIN, Nodes
 from mmzero.runner.signatures import check_fields
 from mmzero.runner.toplevel import near_key
 from mmzero.runner.translate import type_name
@@ -28,9 +27,6 @@ SAVE_PROVIDED = ('self', 'out_dir', 'filename', 'meta')
 
 # What Runner registers by itself, and what mmdet's configs add.
 DEFAULT_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint', 'visualization')
-
-# What a config can hold where a dict belongs, besides objects that are built already.
-PLAIN = (str, int, float, list, tuple)
 
 # Transforms whose inner dicts belong to another package.
 FOREIGN_TRANSFORMS = ('Albu',)
@@ -56,88 +52,8 @@ def check_parts(cfg: Mapping, parts: 'Parts') -> None:
     parts.node(cfg.get('log_processor'), 'log_processor', registries.LOG_PROCESSORS, default=LogProcessor)
 
 
-class Parts:
-    """Checks of the parts of one config.
-
-    Args:
-        scope (str): The default scope, in whose registries classes are looked up.
-        faults (Faults): Takes what is wrong.
-    """
-
-    def __init__(self, scope: str, faults: Faults) -> None:
-        self.scope = scope
-        self.faults = faults
-
-    def node(
-        self,
-        cfg: Any,
-        path: str,
-        registry: Registry,
-        *,
-        default: Callable | None = None,
-        provided: Collection[str] = (),
-        extra: Collection[str] = (),
-        rest: Callable | None = None,
-        lenient: bool = False,
-    ) -> None:
-        """Check one dict.
-
-        Args:
-            cfg: The dict; objects and None are left alone.
-            path (str): Its config path.
-            registry (Registry): Where its ``type`` is looked up.
-            default (Callable, optional): What is built without a ``type``. Defaults to None: ``type`` is needed.
-            provided (Collection[str]): Arguments that come from elsewhere.
-            extra (Collection[str]): Further names that whoever builds it takes out.
-            rest (Callable, optional): What gets the fields that the class does not have. Defaults to None.
-            lenient (bool): Whether annotations may be taken loosely. Defaults to False.
-        """
-        if isinstance(cfg, PLAIN):
-            self.faults.add(path, f'got {cfg!r}; expected a dict')
-        if not isinstance(cfg, Mapping):
-            return
-        target = default
-        if 'type' in cfg or default is None:
-            target = self.find(cfg, path, registry)
-        if target is not None:
-            check_fields(target, cfg, path, self.faults, provided=provided, extra=extra, rest=rest, lenient=lenient)
-
-    def find(self, cfg: Mapping, path: str, registry: Registry, field: str = '.type') -> Callable | None:
-        """Look up the class that a dict names.
-
-        Args:
-            cfg (Mapping): With ``type``.
-            path (str): Its config path.
-            registry (Registry): Where to look.
-            field (str): What the path gets where the class is at fault. Defaults to '.type'.
-
-        Returns:
-            Callable or None: The class; None, and a fault, where there is none.
-        """
-        given = cfg.get('type')
-        if given is None:
-            slips = [key for key in cfg if near_key(key, ('type',))]
-            hint = f'; is {slips[0]!r} meant to be it?' if slips else ''
-            self.faults.add(f'{path}{field}', f'is missing; name a class of the registry {registry.name!r}{hint}')
-            return None
-        if callable(given):
-            return given
-        if not isinstance(given, str):
-            self.faults.add(f'{path}{field}', f'got {given!r}; expected the name of a class, or a class')
-            return None
-        found, known = lookup(registry, given, cfg.get('_scope_') or self.scope)
-        if found is None:
-            near = near_names(given, known)
-            self.faults.add(f'{path}{field}', f'no class {given!r} in the registry {registry.name!r}{near}')
-        return found
-
-    def each(self, cfg: Any, path: str, check: Callable[[Any, str], None]) -> None:
-        """Check one dict, or each of a list."""
-        if isinstance(cfg, (list, tuple)):
-            for index, item in enumerate(cfg):
-                check(item, f'{path}[{index}]')
-        elif cfg is not None:
-            check(cfg, path)
+class Parts(Nodes):
+    """Checks of the parts of one config."""
 
     def model(self, cfg: Any, path: str) -> None:
         """Check the modules of a model, as far as their class is named. What is missing, building it tells."""
@@ -265,9 +181,9 @@ class Parts:
                 path = 'env_cfg.mp_cfg'
                 check_fields(set_multi_processing, env['mp_cfg'], path, self.faults, provided=('distributed',))
             if isinstance(env.get('dist_cfg'), Mapping):
-                self._read(readers.dist_cfg, env['dist_cfg'], 'env_cfg.dist_cfg')
+                self._read(readers.dist_cfg, env['dist_cfg'], 'env_cfg.dist_cfg', rest=dist.init_process_group)
         if isinstance(cfg.get('auto_scale_lr'), Mapping):
             self._read(readers.auto_scale_lr, cfg['auto_scale_lr'], 'auto_scale_lr')
 
-    def _read(self, reader: Callable, cfg: Mapping, path: str) -> None:
-        check_fields(reader, cfg, path, self.faults, check_required=False)
+    def _read(self, reader: Callable, cfg: Mapping, path: str, rest: Callable | None = None) -> None:
+        check_fields(reader, cfg, path, self.faults, rest=rest, check_required=False)

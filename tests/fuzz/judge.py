@@ -20,6 +20,7 @@ from tests.fuzz.mutations import Mutation, dotted
 # Keys without which a run is right, since the runner or its reader has a default.
 HAVE_DEFAULTS = (
     'param_scheduler',
+    'param_scheduler[2].convert_to_iter_based',
     'default_hooks',
     'custom_hooks',
     'visualizer',
@@ -38,7 +39,7 @@ HAVE_DEFAULTS = (
     'model_wrapper_cfg.',
     'optim_wrapper.type',
     'optim_wrapper.paramwise_cfg',
-    'optim_wrapper.paramwise_cfg.custom_keys.',
+    'optim_wrapper.paramwise_cfg.',
     'optim_wrapper.clip_grad',
     'optim_wrapper.accumulative_counts',
     'optim_wrapper.dtype',

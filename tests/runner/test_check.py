@@ -74,6 +74,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             "model_wrapper_cfg.offload.params: 'cpu' is not supported yet",
         ),
         ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
+        (dict(default_scope=None), "model.type: no class 'DINO' in the registry mmengine::model; mmdet has it: set"),
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
         ({'model.backbone.type': 'SwimTransformer'}, "model.backbone.type: no class 'SwimTransformer'"),
     ],

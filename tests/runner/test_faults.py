@@ -165,12 +165,12 @@ FAULTS = [
     ({'train_cfg.val_interval': 0}, 'train_cfg.val_interval: got 0; expected an integer of 1 or more'),
     ({'train_cfg.by_epoch': MISSING}, 'train_cfg.type: is missing; name a loop, or give by_epoch=True'),
     (
-        {'default_hooks.loger': dict(type='LoggerHook')},
-        "default_hooks.loger: is not the name of a default hook; did you mean 'l",
+        {'default_hooks.lgoger': dict(type='LoggerHook')},
+        "default_hooks.lgoger: is not the name of a default hook; did you mean 'l",
     ),
     (
-        {'default_hooks.logger.intervall': 5},
-        "default_hooks.logger.intervall: LoggerHook has no such field; did you mean 'interval'",
+        {'default_hooks.logger.intervaal': 5},
+        "default_hooks.logger.intervaal: LoggerHook has no such field; did you mean 'interval'",
     ),
     (
         {'default_hooks.checkpoint.max_kep': 5},
@@ -191,7 +191,7 @@ FAULTS = [
         "env_cfg.mp_cfg.mp_start_method: got 'frok'; allowed: 'fork', 'spawn'",
     ),
     ({'env_cfg.dist_cfg.backend': 'glo'}, "env_cfg.dist_cfg.backend: got 'glo'; allowed: 'nccl', 'gloo'"),
-    ({'env_cfg.dist_cfg.timout': 5}, 'env_cfg.dist_cfg.timout: '),
+    ({'env_cfg.dist_cfg.timeoutt': 5}, 'env_cfg.dist_cfg.timeoutt: '),
     ({'visualizer.vis_backends[0].type': 'LocalBackend'}, "visualizer.vis_backends[0].type: no class 'LocalBackend'"),
     ({'log_processor.window_size': 'ten'}, "log_processor.window_size: got 'ten'; expected float"),
     (
@@ -214,8 +214,8 @@ FAULTS = [
     ({f'{TRAIN}.timeout': 5}, 'train_dataloader.timeout: needs num_workers of 1 or more'),
     ({f'{TRAIN}.sampler': MISSING}, 'train_dataloader.sampler: is missing'),
     (
-        {f'{TRAIN}.sampler.shufle': True},
-        "train_dataloader.sampler.shufle: DefaultSampler has no such field; did you mean 'shuffle'?",
+        {f'{TRAIN}.sampler.shuffel': True},
+        "train_dataloader.sampler.shuffel: DefaultSampler has no such field; did you mean 'shuffle'?",
     ),
     (
         {f'{TRAIN}.dataset.type': 'Vektors'},
@@ -228,10 +228,10 @@ FAULTS = [
     ),
     ({'val_evaluator[0].prefixx': 'a'}, "val_evaluator[0].prefixx: Count has no such field; did you mean 'prefix'?"),
     # The model.
-    ({'model.widht': 12}, "model.widht: ToyModel has no such field; did you mean 'width'?"),
+    ({'model.widthh': 12}, "model.widthh: ToyModel has no such field; did you mean 'width'"),
     (
         {'model.type': 'ToyModle'},
-        "model.type: no class 'ToyModle' in the registry mmengine::model; did you mean 'ToyModel'?",
+        "model.type: no class 'ToyModle' in the registry mmengine::model; did you mean 'ToyModel'",
     ),
     ({'model.width': -3}, 'model: cannot be built: RuntimeError: Trying to create tensor with negative dimension -3'),
 ]

@@ -80,7 +80,7 @@ def test_mutations_are_drawn_by_the_seed_and_spare_what_is_free(kind: str) -> No
         assert first != CONFIG and str(first) == str(second)
         assert not any(item.path.startswith('model.train_cfg') for item in done)
         seen.update(item.path for item in done)
-    assert len(seen) > 4
+    assert len(seen) > 2
     assert 'model.train_cfg' in FREE_FORM
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mmzero.config import Faults
-from mmzero.runner.signatures import accepts, check_fields, check_value, describe, signature_of
+from mmzero.runner.kinds import accepts, describe
+from mmzero.runner.signatures import check_fields, check_value, signature_of
 
 
 class Parent:
@@ -52,7 +53,7 @@ def test_parents_are_followed() -> None:
     signature = signature_of(Passing)
     assert set(signature.params) == {'size', 'name', 'flag'} and not signature.is_open
     assert faults_of(Passing, size=3, flag=True) == []
-    assert faults_of(Passing, siz=3) == ["part.siz: Passing has no such field; did you mean 'size'?"]
+    assert faults_of(Passing, sizee=3) == ["part.sizee: Passing has no such field; did you mean 'size'?"]
 
 
 @pytest.mark.parametrize('target', [Popping, Untold, dict, lambda **rest: None])

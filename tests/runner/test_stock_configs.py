@@ -17,14 +17,14 @@ from mmzero.runner.values import check_values
 # What is wrong with configs of mmdet 3.3.0, by folder or name; each was tried with MMEngine's Runner or read there.
 BROKEN = {
     'solov2/': 'train_cfg.by_epoch',  # the loop refuses it beside `type`
-    'dsdl/': 'sampler',  # build_dataloader pops it; one has no batch size either
+    'dsdl/': 'is missing',  # build_dataloader pops it; one has no batch size either
     'bytetrack/bytetrack_yolox_x_8xb4-amp-80e_crowdhuman-mot20': 'test_evaluator.type',  # MOTChallengeMetrics
     'bytetrack/bytetrack_yolox_x_8xb4-80e_crowdhuman-mot20': 'test_evaluator.type',
     'ocsort/': 'test_evaluator.type',
     'cascade_rpn/': 'sampling',  # RPNHead has no such argument
     'pascal_voc/faster-rcnn_r50_fpn_1x_voc0712-cocofmt': 'eval_mode',  # belongs to VOCMetric
     'v3det/': 'force_grad_on_level',  # FPN has no such argument
-    'qdtrack/qdtrack_faster-rcnn_r50_fpn_4e_base': 'dataloader',  # a base without data
+    'qdtrack/qdtrack_faster-rcnn_r50_fpn_4e_base': 'is missing, and',  # a base without data
 }
 # Need a package or a file that is not there, before anything of mmzero is asked.
 UNREADABLE = (ImportError, FileNotFoundError)
