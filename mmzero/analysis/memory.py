@@ -96,8 +96,9 @@ class MemoryRecorder:
             step(**kwargs)
 
         with ExitStack() as stack:
-            for handle in self._watch_gradients():
-                stack.callback(handle.remove)
+            handles = self._watch_gradients()
+            # More come while the step runs.
+            stack.callback(lambda: [handle.remove() for handle in handles])
             optim_wrapper.step = note_end
             stack.callback(lambda: vars(optim_wrapper).pop('step'))
             stack.enter_context(self.buffers.watching())

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
 from mmzero.analysis.memory import STATES
-from mmzero.analysis.step import StepReport, measure_step
+from mmzero.analysis.step import StepReport, measure_step, record_memory, run_step
 from mmzero.analysis.step_report import step_table, write_step
 from mmzero.analysis.weight_copies import WeightCopies
 from tests.distributed.ranks import run_ranks
@@ -122,6 +122,19 @@ def test_autocast_copies_fp32_weights_and_no_16_bit_ones() -> None:
     wide, narrow = run_ranks(1, copies)[0]
     assert wide == pytest.approx(whole + root, rel=0.05)
     assert narrow == pytest.approx(root, rel=0.2)
+
+
+def twice() -> list[int]:
+    """Peaks of one model's steps, recorded one after the other."""
+    model = ZeroModelWrapper(module=TinyViT(dropout=0.0), stage=3, wrap_policy=LAYERS)
+    optim = ZeroOptimWrapper(torch.optim.AdamW(model.parameters()))
+    run_step(model, optim, lambda: image_batch(0))
+    return [max(record_memory(model, optim, lambda: image_batch(0))[0].states) for _ in range(3)]
+
+
+def test_a_recording_leaves_nothing_behind() -> None:
+    for peaks in run_ranks(2, twice):
+        assert len(set(peaks)) == 1, peaks
 
 
 def reported(folder: str) -> str:
