@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
+from mmzero.engines.build import this_device
 
 Record = dict[str, Any]
 
@@ -45,7 +46,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        with super().optim_context(model), torch.autocast('cpu', dtype=self.dtype):
+        with super().optim_context(model), torch.autocast(this_device().type, dtype=self.dtype):
             yield
 
 
@@ -56,7 +57,13 @@ def build_pair(
     if wrapper:
         wrapped: nn.Module = ZeroModelWrapper(module=model, **wrapper)
         return wrapped, ZeroOptimWrapper(optimizer(wrapped.module), **optim)
-    wrapped = MMDistributedDataParallel(model, device_ids=None, broadcast_buffers=False, find_unused_parameters=True)
+    device = this_device()
+    wrapped = MMDistributedDataParallel(
+        model.to(device),
+        device_ids=[device] if device.type == 'cuda' else None,
+        broadcast_buffers=False,
+        find_unused_parameters=True,
+    )
     cls = AutocastOptimWrapper if 'dtype' in optim else OptimWrapper
     return wrapped, cls(optimizer(wrapped.module), **optim)
 
