@@ -1,8 +1,9 @@
 """From an error inside MMEngine, torch or a project to the part of the config that caused it."""
 
 import inspect
+import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -49,14 +50,16 @@ OURS = ('mmzero.engines', 'mmzero.patches', 'mmzero.wrappers', 'mmzero.checkpoin
 
 
 @contextmanager
-def blaming(cfg: Mapping, keep: Any = None) -> Iterator[None]:
+def blaming(cfg: Mapping, keep: Any = None, proven: Container[str] = ()) -> Iterator[None]:
     """Turn errors that a part of the config caused into a ConfigError that names it.
 
-    Errors of mmzero itself, of the communication between ranks and of a full memory stay what they are.
+    Errors of mmzero itself, of the communication between ranks and of a full memory stay what they are, and so does
+    whatever fails in a loop that has worked before: there it is the code or the data, not the config.
 
     Args:
         cfg (Mapping): The config.
         keep (Callable[[str], None], optional): Takes the traceback, which the user does not see. Defaults to None.
+        proven (Container[str]): Which of 'train', 'val' and 'test' have worked once. Looked at when an error comes.
 
     Yields:
         None: What runs inside is watched.
@@ -72,7 +75,7 @@ def blaming(cfg: Mapping, keep: Any = None) -> Iterator[None]:
         for text, fault in KNOWN.items():
             if text in str(error):
                 raise ConfigError([fault]) from error
-        path = blame(error, cfg)
+        path = None if _loop(_frames(error)) in proven else blame(error, cfg)
         if path is None:
             raise
         where = keep(traceback.format_exc()) if keep is not None else None
@@ -81,18 +84,33 @@ def blaming(cfg: Mapping, keep: Any = None) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Say in one line what went wrong, also where an assertion says nothing.
+    """Say in one line what went wrong and where, also where an assertion says nothing.
 
     Args:
         error (BaseException): The error.
 
     Returns:
-        str: Its kind, its text, and the failing line where there is no text.
+        str: Its kind, its text or the failing line where there is no text, and the innermost place outside of torch.
     """
     text = ' '.join(str(error).split())
+    places = traceback.extract_tb(error.__traceback__)
     if not text:
-        text = (traceback.extract_tb(error.__traceback__)[-1].line or '').strip()
-    return f'{type(error).__name__}: {text}'
+        text = (places[-1].line or '').strip()
+    outside = [place for place in places if f'{os.sep}torch{os.sep}' not in place.filename] or places
+    where = f' ({os.sep.join(outside[-1].filename.split(os.sep)[-2:])}:{outside[-1].lineno})' if outside else ''
+    return f'{type(error).__name__}: {text}{where}'
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    """Innermost first."""
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+
+
+def _loop(frames: list[FrameType]) -> str | None:
+    """Which of MMEngine's loops an error comes from: 'train', 'val' or 'test'."""
+    loops = [frame.f_locals.get('self') for frame in frames]
+    loop = next((item for item in loops if isinstance(item, BaseLoop)), None)
+    return None if loop is None else next((name for kind, name in _LOOPS if isinstance(loop, kind)), 'train')
 
 
 def blame(error: BaseException, cfg: Mapping) -> str | None:
@@ -105,7 +123,7 @@ def blame(error: BaseException, cfg: Mapping) -> str | None:
     Returns:
         str or None: The config path; None where the config is not to blame.
     """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+    frames = _frames(error)
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_ours(frames):
         return None
     split = _loading(frames)
@@ -121,11 +139,8 @@ def _loading(frames: list[FrameType]) -> str | None:
     """The data loader that was giving a batch, if one was."""
     if not any(frame.f_globals.get('__name__', '').startswith('torch.utils.data') for frame in frames):
         return None
-    loops = [frame.f_locals.get('self') for frame in frames]
-    for loop in loops:
-        if isinstance(loop, BaseLoop):
-            return next((f'{name}_dataloader' for kind, name in _LOOPS if isinstance(loop, kind)), 'train_dataloader')
-    return None
+    loop = _loop(frames)
+    return None if loop is None else f'{loop}_dataloader'
 
 
 _LOOPS = ((TestLoop, 'test'), (ValLoop, 'val'))

@@ -29,6 +29,9 @@ from mmzero.wrappers import ZeroModelWrapper
 
 T = TypeVar('T')
 
+# Once these hooks have run, the config has brought a loop through.
+_PROOFS = {'after_train_iter': 'train', 'after_val': 'val', 'after_test': 'test'}
+
 
 @RUNNERS.register_module()
 class ZeroRunner(CheckpointMixin, Runner):
@@ -70,6 +73,7 @@ class ZeroRunner(CheckpointMixin, Runner):
         # Building changes the config.
         self._model_cfg = copy.deepcopy(model) if isinstance(model, dict) else None
         self._training = False
+        self._proven: set[str] = set()
         self._read: tuple[str, dict] | None = None
         doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
         kwargs['optim_wrapper'] = translated
@@ -185,7 +189,18 @@ class ZeroRunner(CheckpointMixin, Runner):
             return super().test()
 
     def _blaming(self) -> AbstractContextManager[None]:
-        return blaming({**self.cfg, **self._given, 'model': self._model_cfg}, self._keep_traceback)
+        return blaming({**self.cfg, **self._given, 'model': self._model_cfg}, self._keep_traceback, self._proven)
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """Call the hooks, and remember which loops have worked.
+
+        Args:
+            fn_name (str): As Runner's.
+            **kwargs: As Runner's.
+        """
+        super().call_hook(fn_name, **kwargs)
+        if fn_name in _PROOFS:
+            self._proven.add(_PROOFS[fn_name])
 
     def _keep_traceback(self, text: str) -> str | None:
         """Write a traceback to the log file alone."""

@@ -66,6 +66,26 @@ def test_what_fails_in_a_run_is_named(tmp_path: Any, changes: dict, wanted: str)
         assert 'Traceback (most recent call last)' in file.read()
 
 
+@HOOKS.register_module(force=True)
+class LaterFailingHook(Hook):
+    """A mistake of the user's own code, which comes out late."""
+
+    def after_train_iter(self, runner: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        if batch_idx:
+            raise KeyError('a mistake in a hook')
+
+
+def test_what_fails_after_it_has_worked_keeps_its_traceback(tmp_path: Any) -> None:
+    """Then it is the code or the data, not the config."""
+    with pytest.raises(KeyError, match='a mistake in a hook'):
+        vector_runner(tmp_path, custom_hooks=[dict(type='LaterFailingHook')]).train()
+
+
+def test_the_place_of_a_failure_is_named(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r'\(runner/test_blame\.py:\d+\); its traceback is in'):
+        vector_runner(tmp_path, model=dict(type=FailingModel)).train()
+
+
 def failing(error: Exception) -> Any:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error
