@@ -12,75 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from mmzero.engines.fsdp2.stages import StageRules
-from mmzero.policies import Unit, WrapPlan
-
-
-@dataclass(frozen=True)
-class UnitBytes:
-    """Bytes of one unit's tensors.
-
-    Args:
-        gathered (int): Its gathered parameters, padded.
-        cast (int): The input of its all-gather, where that is a copy in another dtype.
-        reduced (int): The input of its reduce-scatter, padded.
-        output (int): The output of its reduce-scatter.
-        sharded (int): Its sharded gradients: the output, or a copy of it in the dtype of the parameters.
-    """
-
-    gathered: int
-    cast: int
-    reduced: int
-    output: int
-    sharded: int
-
-
-class _Node:
-    """A unit with its place in the tree of units.
-
-    Args:
-        unit (Unit): The unit.
-        shard_size (int): Ranks that share the parameters.
-        itemsize (int, optional): Bytes per gathered element; None: as stored.
-        reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
-    """
-
-    def __init__(self, unit: Unit, shard_size: int, itemsize: int | None, reduce_itemsize: int | None) -> None:
-        self.unit = unit
-        self.itemsizes = unit.itemsizes if itemsize is None else (itemsize,) * len(unit.itemsizes)
-        self.reduce_itemsize = reduce_itemsize or max(self.itemsizes, default=4)
-        kept = [n if shape else 0 for n, shape in zip(unit.kept_numels(shard_size), unit.shapes, strict=True)]
-        trained = sum(n for n, train in zip(kept, unit.trainable, strict=True) if train)
-        gathered = sum(n * size for n, size in zip(kept, self.itemsizes, strict=True))
-        is_cast = self.itemsizes != unit.itemsizes
-        self.bytes = UnitBytes(
-            gathered=gathered * shard_size,
-            cast=gathered if is_cast and shard_size > 1 else 0,
-            reduced=trained * shard_size * self.reduce_itemsize,
-            output=trained * self.reduce_itemsize,
-            sharded=sum(n * size for n, size, train in zip(kept, unit.itemsizes, unit.trainable, strict=True) if train),
-        )
-        self.flat = self.bytes.gathered if shard_size > 1 else 0
-        self.children: list[_Node] = []
-        self.is_gathered = self.is_fetched = False
-        self.whole_gradients = 0
-        self.has_sharded_gradients = False
-
-    def members(self) -> list[tuple[int, 'int | _Node']]:
-        """Own parameters and units inside, in the order of registration."""
-        own: list[tuple[int, int | _Node]] = [
-            (place, index) for index, place in enumerate(self.unit.places) if self.unit.trainable[index]
-        ]
-        inside = [(child.first_place(), child) for child in self.children]
-        return sorted([*own, *inside], key=lambda item: item[0])
-
-    def first_place(self) -> int:
-        return min([*self.unit.places, *(child.first_place() for child in self.children)])
-
-    def gradient_bytes(self, index: int) -> int:
-        numel = 1
-        for size in self.unit.shapes[index]:
-            numel *= size
-        return numel * self.itemsizes[index]
+from mmzero.engines.fsdp2.unit_bytes import UnitNode
+from mmzero.policies import WrapPlan
 
 
 @dataclass
@@ -118,7 +51,7 @@ class Replay:
         root = self._tree()
         for index in range(micro_batches):
             is_last = index == micro_batches - 1
-            self.order: list[_Node] = []
+            self.order: list[UnitNode] = []
             self.held = 0
             self._forward(root)
             self._take('in flight', -self.held)
@@ -130,9 +63,9 @@ class Replay:
         """The most bytes of gathered parameters and buffers that were there at once."""
         return self.most_alive
 
-    def _tree(self) -> _Node:
+    def _tree(self) -> UnitNode:
         nodes = {
-            unit.name: _Node(unit, self.shard_size, self.itemsize if unit.name else None, self.reduce_itemsize)
+            unit.name: UnitNode(unit, self.shard_size, self.itemsize if unit.name else None, self.reduce_itemsize)
             for unit in self.plan.units
         }
         for name, node in nodes.items():
@@ -140,7 +73,7 @@ class Replay:
                 nodes[self._parent(name, nodes)].children.append(node)
         return nodes['']
 
-    def _parent(self, name: str, nodes: dict[str, _Node]) -> str:
+    def _parent(self, name: str, nodes: dict[str, UnitNode]) -> str:
         while name:
             name = name.rpartition('.')[0]
             if name in nodes:
@@ -153,7 +86,7 @@ class Replay:
         if sum(self.now.values()) > sum(self.peak.values()):
             self.peak = dict(self.now)
 
-    def _fetch(self, node: _Node) -> None:
+    def _fetch(self, node: UnitNode) -> None:
         if node.is_gathered or node.is_fetched:
             return
         node.is_fetched = True
@@ -161,12 +94,12 @@ class Replay:
         self._take('in flight', node.flat)
         self._take('in flight', -node.bytes.cast)
 
-    def _free(self, node: _Node) -> None:
+    def _free(self, node: UnitNode) -> None:
         if node.is_gathered:
             node.is_gathered = False
             self._take('gathered', -node.bytes.gathered)
 
-    def _forward(self, node: _Node) -> None:
+    def _forward(self, node: UnitNode) -> None:
         if not node.is_gathered:
             self._fetch(node)
             self._take('gathered', node.bytes.gathered)
@@ -174,13 +107,13 @@ class Replay:
             self.held = node.flat
             node.is_gathered, node.is_fetched = True, False
         for _, member in node.members():
-            if isinstance(member, _Node):
+            if isinstance(member, UnitNode):
                 self._forward(member)
         if self.rules.reshard_after_forward:
             self._free(node)
         self.order.append(node)
 
-    def _backward(self, node: _Node, is_last: bool) -> None:
+    def _backward(self, node: UnitNode, is_last: bool) -> None:
         if not node.is_gathered:
             self._fetch(node)
             self._take('gathered', node.bytes.gathered)
@@ -191,7 +124,7 @@ class Replay:
             self._fetch(self.order[place - 1])
         fresh = 0
         for _, member in reversed(node.members()):
-            if isinstance(member, _Node):
+            if isinstance(member, UnitNode):
                 self._backward(member, is_last)
                 continue
             size = node.gradient_bytes(member)
@@ -202,7 +135,7 @@ class Replay:
             self._take('gradients', size)
         self._after_backward(node, fresh, is_last)
 
-    def _after_backward(self, node: _Node, fresh: int, is_last: bool) -> None:
+    def _after_backward(self, node: UnitNode, fresh: int, is_last: bool) -> None:
         accumulates = node.whole_gradients > 0
         if accumulates:
             self._take('gradients', -fresh)
@@ -220,7 +153,7 @@ class Replay:
         node.whole_gradients = 0
         self._reduce(node)
 
-    def _reduce(self, node: _Node) -> None:
+    def _reduce(self, node: UnitNode) -> None:
         output, sharded = node.bytes.output, node.bytes.sharded
         becomes_gradient = output == sharded and not node.has_sharded_gradients
         self._take('in flight', output)
@@ -237,7 +170,7 @@ class Replay:
             self.outputs += output if self.is_replicated else 0
             self._take('in flight', 0 if self.is_replicated else -output)
 
-    def _keep_whole(self, node: _Node, fresh: int) -> None:
+    def _keep_whole(self, node: UnitNode, fresh: int) -> None:
         """Without a reduction gradients stay whole, in the dtype of the reduction."""
         own = [member for _, member in node.members() if isinstance(member, int)]
         kept = sum(node.gradient_bytes(index) // node.itemsizes[index] * node.reduce_itemsize for index in own)

@@ -1,0 +1,75 @@
+"""The tensors of a unit that come and go during a step, in bytes, and its place in the tree of units."""
+
+from dataclasses import dataclass
+
+from mmzero.policies import Unit
+
+
+@dataclass(frozen=True)
+class UnitBytes:
+    """Bytes of one unit's tensors.
+
+    Args:
+        gathered (int): Its gathered parameters, padded.
+        cast (int): The input of its all-gather, where that is a copy in another dtype.
+        reduced (int): The input of its reduce-scatter, padded.
+        output (int): The output of its reduce-scatter.
+        sharded (int): Its sharded gradients: the output, or a copy of it in the dtype of the parameters.
+    """
+
+    gathered: int
+    cast: int
+    reduced: int
+    output: int
+    sharded: int
+
+
+class UnitNode:
+    """A unit with its place in the tree of units.
+
+    Args:
+        unit (Unit): The unit.
+        shard_size (int): Ranks that share the parameters.
+        itemsize (int, optional): Bytes per gathered element; None: as stored.
+        reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
+    """
+
+    def __init__(self, unit: Unit, shard_size: int, itemsize: int | None, reduce_itemsize: int | None) -> None:
+        self.unit = unit
+        self.itemsizes = unit.itemsizes if itemsize is None else (itemsize,) * len(unit.itemsizes)
+        self.reduce_itemsize = reduce_itemsize or max(self.itemsizes, default=4)
+        kept = [n if shape else 0 for n, shape in zip(unit.kept_numels(shard_size), unit.shapes, strict=True)]
+        trained = sum(n for n, train in zip(kept, unit.trainable, strict=True) if train)
+        gathered = sum(n * size for n, size in zip(kept, self.itemsizes, strict=True))
+        is_cast = self.itemsizes != unit.itemsizes
+        self.bytes = UnitBytes(
+            gathered=gathered * shard_size,
+            cast=gathered if is_cast and shard_size > 1 else 0,
+            reduced=trained * shard_size * self.reduce_itemsize,
+            output=trained * self.reduce_itemsize,
+            sharded=sum(n * size for n, size, train in zip(kept, unit.itemsizes, unit.trainable, strict=True) if train),
+        )
+        self.flat = self.bytes.gathered if shard_size > 1 else 0
+        self.children: list[UnitNode] = []
+        self.is_gathered = self.is_fetched = False
+        self.whole_gradients = 0
+        self.has_sharded_gradients = False
+
+    def members(self) -> list[tuple[int, 'int | UnitNode']]:
+        """Own parameters and units inside, in the order of registration."""
+        own: list[tuple[int, int | UnitNode]] = [
+            (place, index) for index, place in enumerate(self.unit.places) if self.unit.trainable[index]
+        ]
+        inside = [(child.first_place(), child) for child in self.children]
+        return sorted([*own, *inside], key=lambda item: item[0])
+
+    def first_place(self) -> int:
+        """Where its first parameter is registered, or that of a unit inside."""
+        return min([*self.unit.places, *(child.first_place() for child in self.children)])
+
+    def gradient_bytes(self, index: int) -> int:
+        """Bytes of the whole gradient of one of its own parameters, in the dtype of the gathered unit."""
+        numel = 1
+        for size in self.unit.shapes[index]:
+            numel *= size
+        return numel * self.itemsizes[index]
