@@ -23,7 +23,9 @@ def join_ranks(nproc: int | None = None) -> torch.device:
         count = nproc or torch.cuda.device_count() or 2
         if not torch.cuda.is_available():
             os.environ.setdefault('OMP_NUM_THREADS', '1')
-        command: list[Any] = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', count]
+        # After '--' torchrun takes no option of the tool's for one of its own.
+        command: list[Any] = [sys.executable, '-m', 'torch.distributed.run', '--standalone']
+        command += ['--nproc-per-node', count, '--']
         sys.stdout.flush()
         os.execv(sys.executable, [str(word) for word in [*command, *sys.argv]])
     init_process_group('pytorch')

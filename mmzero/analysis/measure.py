@@ -60,7 +60,7 @@ class MeasureLoop(BaseLoop):
 def measure_config(cfg: Config) -> list[StepReport]:
     """Run a config up to its second optimizer step. Collective.
 
-    Nothing is saved or evaluated, and the learning rate is the config's own from the start.
+    Nothing is saved, evaluated or logged but warnings, and the learning rate is the config's own from the start.
 
     Args:
         cfg (Config): As for training; not changed.
@@ -73,7 +73,7 @@ def measure_config(cfg: Config) -> list[StepReport]:
     """
     cfg = copy.deepcopy(cfg)
     cfg.pop('train_cfg', None)
-    cfg.update(train_cfg=dict(type='MeasureLoop'), param_scheduler=None, resume=False)
+    cfg.update(train_cfg=dict(type='MeasureLoop'), param_scheduler=None, resume=False, log_level='WARNING')
     cfg.update({f'{split}_{part}': None for split in ('val', 'test') for part in ('cfg', 'dataloader', 'evaluator')})
     runner = build_runner(cfg)
     if not isinstance(runner, ZeroRunner):

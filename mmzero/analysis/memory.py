@@ -18,7 +18,8 @@ from mmzero.policies import WrapPlan
 
 STATES = ('parameters', 'gradients', 'optimizer', 'gathered', 'in flight')
 """What ZeRO is about: shards of parameters, gradients whole and sharded, optimizer state, gathered parameters, and the
-buffers of collectives that are under way. Activations and what a backend copies for itself are counted apart."""
+buffers of collectives that are under way. Activations are counted apart, and so is what gloo copies for itself,
+'backend'."""
 
 # torch 2.13 renamed them.
 _COLLECTIVES = ('all_gather_single', 'all_gather_into_tensor', 'reduce_scatter_single', 'reduce_scatter_tensor')
@@ -38,6 +39,12 @@ class StepMemory:
     def states(self) -> list[int]:
         """Bytes of all of :data:`STATES` together, after each event."""
         parts = [self.series[name] for name in STATES if name in self.series]
+        return [sum(values) for values in zip(*parts, strict=True)]
+
+    @property
+    def everything(self) -> list[int]:
+        """Bytes of all categories together, activations too, after each event; not a backend's own copies."""
+        parts = [values for name, values in self.series.items() if name != 'backend']
         return [sum(values) for values in zip(*parts, strict=True)]
 
     def at_peak(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,8 @@ class StepReport:
         paper (PaperFormula): The ZeRO paper's.
         moved (float): Measured elements that a rank sends.
         collectives (dict[str, int]): Measured number by kind.
-        weight_copies (int): Measured bytes of copies that autocast made of weights and autograd kept.
+        weight_copies (int): Measured bytes of copies that autocast made of weights and autograd kept, the most of a
+            micro-batch.
     """
 
     stage: int
@@ -77,6 +79,7 @@ class StepReport:
                 bytes=self.bytes,
                 at_peak={name: at_peak[name] for name in STATES},
                 others_at_peak={name: size for name, size in at_peak.items() if name not in STATES},
+                with_activations_bytes=max(self.memory.everything),
                 forecast_bytes=self.forecast.bytes,
                 forecast_at_peak=dict(self.forecast.memory),
                 ratio=self.memory_ratio,
@@ -91,6 +94,7 @@ class StepReport:
                 forecast_elements=self.forecast.moved,
                 ratio=self.traffic_ratio,
                 formula=self.forecast.moved_formula,
+                formula_elements=self.forecast.formula_moved,
                 paper_formula=self.paper.moved_formula,
                 paper_elements=self.paper.moved,
             ),
@@ -109,11 +113,17 @@ def measure_step(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) 
     Returns:
         StepReport: This rank's.
     """
-    copies = WeightCopies()
-    with CollectiveLog() as traffic, copies.watching():
-        run_step(model, optim_wrapper, next_batch)
+    copies: list[WeightCopies] = []
+
+    def watching() -> AbstractContextManager[None]:
+        copies.append(WeightCopies())
+        return copies[-1].watching()
+
+    with CollectiveLog() as traffic:
+        run_step(model, optim_wrapper, next_batch, watching)
     memory, forecast = record_memory(model, optim_wrapper, next_batch)
-    mesh = model.config.mesh.sizes(dist.get_world_size())
+    world_size = dist.get_world_size()
+    mesh = model.config.mesh.sizes(world_size) if model.engine.shards else (world_size, 1)
     return StepReport(
         stage=model.config.stage,
         mesh=mesh,
@@ -121,25 +131,33 @@ def measure_step(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) 
         numel=model.plan.numel,
         memory=memory,
         forecast=forecast,
-        paper=paper_formula(model.config.stage, model.plan.numel, mesh[1]),
+        paper=paper_formula(model.config.stage, model.plan.numel, mesh[1] if model.engine.shards else world_size),
         moved=sum(call.moved for call in traffic.calls),
         collectives=traffic.counts(),
-        weight_copies=copies.bytes,
+        weight_copies=max(copy.bytes for copy in copies),
     )
 
 
-def run_step(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) -> None:
+def run_step(
+    model: Any,
+    optim_wrapper: Any,
+    next_batch: Callable[[], Any],
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
     """Run the micro-batches of one optimizer step. Collective.
 
     Args:
         model (ZeroModelWrapper): The wrapped model.
         optim_wrapper (ZeroOptimWrapper): Of its parameters.
         next_batch (Callable[[], Any]): Gives a batch of this rank's.
+        around (Callable[[], ContextManager]): In which each micro-batch runs. Defaults to none.
     """
     model.train()
     optim_wrapper.initialize_count_status(model, 0, optim_wrapper._accumulative_counts)
     for _ in range(optim_wrapper._accumulative_counts):
-        model.train_step(next_batch(), optim_wrapper)
+        batch = next_batch()
+        with around():
+            model.train_step(batch, optim_wrapper)
 
 
 def record_memory(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) -> tuple[StepMemory, Forecast]:

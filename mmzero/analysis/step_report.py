@@ -32,24 +32,26 @@ def step_table(reports: Sequence[StepReport]) -> str:
     """
     own = reports[0]
     measured, forecast = own.memory.at_peak(), own.forecast
-    rows: list[tuple[str, ...]] = [('MiB at the peak, rank 0', 'measured', 'forecast', 'ratio')]
+    rows: list[tuple[str, ...]] = [('model states at their peak, MiB on rank 0', 'measured', 'forecast', 'ratio')]
     rows += [(name, _mib(measured[name]), _mib(forecast.memory.get(name, 0)), '') for name in STATES]
     rows.append(('together', _mib(own.bytes), _mib(forecast.bytes), f'{own.memory_ratio:.3f}'))
     rows.append((f'stage formula: {forecast.formula}', '', _mib(forecast.formula_bytes), ''))
-    rows.append((f'ZeRO paper: {own.paper.formula}', '', _mib(own.paper.bytes), ''))
-    rows += [(name, _mib(size), '', '') for name, size in measured.items() if name not in STATES]
+    rows.append((f'ZeRO paper, k = 1: {own.paper.formula}', '', _mib(own.paper.bytes), ''))
+    rows += [(f'beside it: {name}', _mib(size), '', '') for name, size in measured.items() if name not in STATES]
+    rows.append(('the most of all, with activations', _mib(max(own.memory.everything)), '', ''))
     traffic: list[tuple[str, ...]] = [('elements moved per step', 'measured', 'forecast', 'ratio')]
     traffic.append(('together', f'{own.moved:,.0f}', f'{forecast.moved:,.0f}', f'{own.traffic_ratio:.4f}'))
-    traffic.append((f'stage formula: {forecast.moved_formula} (N-1)/N', '', '', ''))
-    traffic.append((f'ZeRO paper: {own.paper.moved_formula} (N-1)/N', '', f'{own.paper.moved:,.0f}', ''))
+    traffic.append((f'stage formula: {forecast.moved_formula} (N-1)/N', '', f'{forecast.formula_moved:,.0f}', ''))
+    traffic.append((f'ZeRO paper, k = 1: {own.paper.moved_formula} (N-1)/N', '', f'{own.paper.moved:,.0f}', ''))
     return '\n'.join([_heading(own), *_aligned(rows, traffic), *_remarks(reports)])
 
 
 def _heading(report: StepReport) -> str:
     replicate, shard = report.mesh
+    batches = 'micro-batch' if report.micro_batches == 1 else 'micro-batches'
     return (
-        f'ZeRO stage {report.stage} on {replicate} x {shard} ranks (replicate x shard), {report.micro_batches} '
-        f'micro-batch(es) per step, a = {report.numel:,} parameters'
+        f'ZeRO stage {report.stage} on {replicate} x {shard} ranks (replicate x shard), k = {report.micro_batches} '
+        f'{batches} per step, a = {report.numel:,} parameters'
     )
 
 
@@ -58,9 +60,10 @@ def _remarks(reports: Sequence[StepReport]) -> list[str]:
     counts = ', '.join(f'{count} {kind}' for kind, count in own.collectives.items()) or 'none'
     ratios = [report.memory_ratio for report in reports]
     return [
+        'Measured and forecast parts are those of their own peaks, which may come at different units.',
         f'collectives: {counts}',
         f'copies of weights that autocast made and autograd kept: {_mib(own.weight_copies)} MiB',
-        f'memory ratio over all {len(reports)} rank(s): {min(ratios):.3f} to {max(ratios):.3f}',
+        f'memory ratio over all ranks: {min(ratios):.3f} to {max(ratios):.3f}',
     ]
 
 
@@ -118,14 +121,16 @@ def draw_step(report: StepReport, path: Path) -> None:
     values = [[series[name][moment] / MIB for moment in moments] for name in names]
     axes.stackplot(list(moments), values, labels=names, colors=[COLORS[name] for name in names], linewidth=0)
     axes.axhline(
-        report.forecast.bytes / MIB, color='black', linestyle='--', linewidth=1.2, label='forecast of the peak'
+        report.forecast.bytes / MIB, color='black', linestyle='--', linewidth=1.2, label='forecast of model states'
     )
     peak = report.memory.states.index(report.bytes)
-    axes.axvline(peak, color='black', linestyle=':', linewidth=1, label='measured peak')
+    axes.axvline(peak, color='black', linestyle=':', linewidth=1, label='their measured peak')
     axes.set_xlabel('allocator events, from the first forward to the end of the last backward')
     axes.set_ylabel('MiB on rank 0')
     axes.set_title(_heading(report), fontsize=10)
     axes.margins(x=0)
     axes.set_ylim(0)
-    axes.legend(loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False)
+    # From the top down, as the areas lie.
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.savefig(path, dpi=120)

@@ -34,6 +34,7 @@ class DDPEngine(ParamGradEngine):
             formula_bytes=plan.numel * (8 + state_itemsize),
             formula=f'{8 + state_itemsize}a',
             moved=2 * trained * (world_size - 1) / world_size,
+            formula_moved=2 * plan.numel * (world_size - 1) / world_size,
             moved_formula='2a',
         )
 

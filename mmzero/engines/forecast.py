@@ -15,6 +15,7 @@ class Forecast:
         formula_bytes (float): The closed formula of the stage, which knows no single units.
         formula (str): Its text, with a parameters, N ranks that shard.
         moved (float): Elements that a rank sends, and receives, by ring algorithms.
+        formula_moved (float): The closed formula of the stage, without padding and frozen parts.
         moved_formula (str): Its text, to be multiplied by (N-1)/N.
     """
 
@@ -22,6 +23,7 @@ class Forecast:
     formula_bytes: float
     formula: str
     moved: float
+    formula_moved: float
     moved_formula: str
 
     @property

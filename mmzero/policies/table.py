@@ -23,7 +23,7 @@ def plan_table(plan: WrapPlan, shard_size: int, gathered_itemsize: int | None = 
         alike = list(group)
         rows.append(_row(alike[0].name, alike, shard_size, gathered_itemsize))
     rows.append(_row('(root)', [plan.root], shard_size, None))
-    total = ('total', f'{len(plan.units)} units', '', f'{plan.numel:,}')
+    total = ('total', f'{len(plan.units)} unit' + 's' * (len(plan.units) > 1), '', f'{plan.numel:,}')
     gathered = sum(unit.gathered_bytes(gathered_itemsize) for unit in units) + plan.root.gathered_bytes()
     kept = sum(unit.kept_bytes(shard_size) for unit in plan.units)
     rows.append((*total, _mib(gathered), _mib(kept)))

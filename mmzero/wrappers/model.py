@@ -70,12 +70,12 @@ class ZeroModelWrapper(nn.Module):
 
     def _announce(self) -> None:
         config = self.config
-        replicate, shard = config.mesh.sizes(dist.get_world_size())
-        kept_by = shard if self.engine.shards else 1
+        world_size = dist.get_world_size()
+        replicate, shard = config.mesh.sizes(world_size) if self.engine.shards else (world_size, 1)
         itemsize = config.precision.param_dtype.itemsize if config.precision.param_dtype else None
         _log(
             f'ZeRO stage {config.stage} on {replicate} x {shard} ranks (replicate x shard), '
-            f'wrap policy: {self.plan.policy}\n{plan_table(self.plan, kept_by, itemsize)}\n'
+            f'wrap policy: {self.plan.policy}\n{plan_table(self.plan, shard, itemsize)}\n'
             f'activation checkpointing (non-re-entrant): {self.patched}'
         )
         if self.patched.left:

@@ -124,6 +124,14 @@ def test_autocast_copies_fp32_weights_and_no_16_bit_ones() -> None:
     assert narrow == pytest.approx(root, rel=0.2)
 
 
+def copies_of(micro_batches: int) -> int:
+    return measured('vit', 3, micro_batches, 'bfloat16').weight_copies
+
+
+def test_copies_are_those_of_one_micro_batch() -> None:
+    assert run_ranks(1, copies_of, 1) == run_ranks(1, copies_of, 3)
+
+
 def twice() -> list[int]:
     """Peaks of one model's steps, recorded one after the other."""
     model = ZeroModelWrapper(module=TinyViT(dropout=0.0), stage=3, wrap_policy=LAYERS)
@@ -146,7 +154,7 @@ def reported(folder: str) -> str:
 
 def test_table_json_and_picture(tmp_path: Path) -> None:
     text = run_ranks(2, reported, str(tmp_path))[0]
-    for part in ('ZeRO stage 3 on 1 x 2 ranks', 'ZeRO paper: 16a/N', 'stage formula: 3a (N-1)/N', 'all_gather'):
+    for part in ('ZeRO stage 3 on 1 x 2 ranks', '16a/N', 'stage formula: 3a (N-1)/N', 'all_gather', 'with activations'):
         assert part in text
     (first, second) = json.loads((tmp_path / 'step.json').read_text())
     assert first == second

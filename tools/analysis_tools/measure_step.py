@@ -30,10 +30,10 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, write."""
     args = parse_args()
+    cfg = config_of(args)
     if args.launcher == 'none':
         join_ranks(args.nproc)
-        args.launcher = 'pytorch'
-    cfg = config_of(args)
+        cfg.launcher = 'pytorch'
     reports = measure_config(cfg)
     if dist.get_rank() == 0:
         print(step_table(reports))

@@ -37,12 +37,14 @@ def forecast(
     replay = Replay(plan, rules, shard, itemsize, reduce_itemsize, lasting, is_replicated=replicas > 1)
     replay.run(micro_batches)
     total, text = _closed(plan, rules, shard, itemsize, micro_batches, state_itemsize, replay.alive_bytes())
+    times = _gathers(rules, micro_batches) + _reductions(rules, micro_batches)
     return Forecast(
         memory=replay.peak,
         formula_bytes=total,
         formula=text,
         moved=_moved(plan, rules, replicas, shard, micro_batches),
-        moved_formula=f'{_gathers(rules, micro_batches) + _reductions(rules, micro_batches)}a',
+        formula_moved=times * plan.numel * (shard - 1) / shard,
+        moved_formula=f'{times}a',
     )
 
 
