@@ -76,6 +76,7 @@ def measured(stage: int, dtype: str | None) -> list[dict[str, Any]]:
                 copies=copies.bytes,
                 units=model.plan.numel - model.plan.root.numel,
                 root=model.plan.root.numel,
+                largest=max(unit.numel for unit in model.plan.units[:-1]),
                 parameters=model.plan.numel,
             )
         )
@@ -121,7 +122,9 @@ def check_differences(rows: dict[tuple[int, int], dict], world_size: int) -> Non
     # For one micro-batch stages 1 and 2 are the same. For two, stage 1 keeps gradients whole, stage 2 their shards.
     assert rows[1, 1]['bytes'] == pytest.approx(rows[2, 1]['bytes'], rel=0.001)
     whole, sharded = (rows[stage, 2]['peaks']['gradients'] for stage in (1, 2))
-    assert whole - sharded == pytest.approx(4 * a * (1 - 1 / world_size), rel=0.02)
+    assert whole >= 0.98 * 4 * a
+    # Shards, and beside them the whole gradients of one unit and, until it reduces, of the root.
+    assert sharded <= 4 * a / world_size + 4 * (rows[2, 2]['largest'] + root)
     # Stages 1 and 2 keep all parameters gathered, stage 3 the root and few units.
     for stage in (1, 2):
         assert rows[stage, 2]['peaks']['gathered'] == pytest.approx(itemsize * units + 4 * root, rel=0.005)
