@@ -96,6 +96,10 @@ FAULTS = [
         'optim_wrapper.optimizer: Adam refuses its',
     ),
     (
+        {OPTIMIZER: dict(type='Adam', lr=0.1, betas=(0.9,), weight_decay=0.1)},
+        'optim_wrapper.optimizer: Adam refuses its arguments: tuple index out of range',
+    ),
+    (
         {OPTIMIZER: dict(type='Adam', lr=0.1, foreach=True, fused=True, weight_decay=0.1)},
         'optim_wrapper.optimizer: Adam refuses its arguments: `fused` and `foreach` cannot be `True` together.',
     ),
@@ -265,6 +269,26 @@ def test_all_at_once(tmp_path: Any) -> None:
     paths = [fault.split(': ')[0] for fault in faults]
     assert len(faults) == 10, faults
     assert all(any(path.startswith(wanted.removesuffix('.classes')) for path in paths) for wanted in changes), paths
+
+
+@pytest.mark.parametrize('optimizer', [dict(type='SGD', lr=0.1), dict(type='SGD', lr='high'), dict(type='SDG')])
+def test_each_scheduler_is_tried_by_itself(tmp_path: Any, optimizer: dict) -> None:
+    """Whatever is wrong with the optimizer and the schedulers before it."""
+    good = dict(type='LinearMomentum', start_factor=0.5)
+    wrong = [dict(type='LinearLR', start_factor=7.0), dict(type='CosineAnnealingLR', T_max=3, end=0)]
+    cfg = spoilt(tmp_path, {OPTIMIZER: {**optimizer, 'momentum': 0.9, 'weight_decay': 0.1}})
+    before = [] if 'lr' in optimizer and optimizer['lr'] == 0.1 else list(faults_of(cfg))
+    cfg['param_scheduler'] = [wrong[0], good, wrong[1]]
+    assert [fault.split(':')[0] for fault in faults_of(cfg) if fault not in before] == [
+        'param_scheduler[0]',
+        'param_scheduler[2]',
+    ]
+
+
+def test_a_stand_in_is_not_blamed_for_what_it_lacks(tmp_path: Any) -> None:
+    scheduler = [dict(type='ConstantParamScheduler', param_name='rho', factor=0.5)]
+    faults = faults_of(spoilt(tmp_path, {f'{OPTIMIZER}.lr': 'high', 'param_scheduler': scheduler}))
+    assert not any(fault.startswith('param_scheduler') for fault in faults), faults
 
 
 def test_clashing_dtypes(tmp_path: Any) -> None:
