@@ -204,17 +204,27 @@ FAULTS = [
     ),
     # Data.
     (
-        {f'{TRAIN}.num_workers': -1},
-        'train_dataloader: torch refuses its settings: num_workers option should be non-negative',
+        {f'{TRAIN}.persistent_workers': True},
+        'train_dataloader: torch refuses its settings: persistent_workers option needs num_workers > 0',
     ),
     (
         {f'{TRAIN}.batch_sise': 4},
         "train_dataloader.batch_sise: DataLoader has no such field; did you mean 'batch_size'",
     ),
-    (
-        {f'{TRAIN}.batch_size': 0},
-        'train_dataloader: torch refuses its settings: batch_size should be a positive integer',
-    ),
+    ({f'{TRAIN}.batch_size': 0}, 'train_dataloader.batch_size: got 0; expected an int of 1 or more'),
+    ({f'{TRAIN}.batch_size': '8'}, "train_dataloader.batch_size: got '8'; expected an int of 1 or more"),
+    ({f'{TRAIN}.batch_size': {}}, 'train_dataloader.batch_size: got {}; expected an int of 1 or more'),
+    ({f'{TRAIN}.batch_size': MISSING}, 'train_dataloader.batch_size: is missing'),
+    ({f'{TRAIN}.num_workers': -1}, 'train_dataloader.num_workers: got -1; expected an int of 0 or more'),
+    ({f'{TRAIN}.num_workers': 'a'}, "train_dataloader.num_workers: got 'a'; expected an int of 0 or more"),
+    ({f'{TRAIN}.num_workers': 1.5}, 'train_dataloader.num_workers: got 1.5; expected an int of 0 or more'),
+    ({f'{TRAIN}.num_workers': True}, 'train_dataloader.num_workers: got True; expected an int of 0 or more'),
+    ({f'{TRAIN}.num_workers': None}, 'train_dataloader.num_workers: got None; expected an int of 0 or more'),
+    ({f'{TRAIN}.prefetch_factor': 0}, 'train_dataloader.prefetch_factor: got 0; expected an int of 1 or more, or None'),
+    ({f'{TRAIN}.timeout': -3}, 'train_dataloader.timeout: got -3; expected a number of 0 or more'),
+    ({f'{TRAIN}.pin_memory': 'yes'}, "train_dataloader.pin_memory: got 'yes'; allowed: True, False"),
+    ({f'{TRAIN}.persistent_workers': 1}, 'train_dataloader.persistent_workers: got 1; allowed: True, False'),
+    ({f'{TRAIN}.drop_last': 'no'}, "train_dataloader.drop_last: got 'no'; allowed: True, False"),
     ({f'{TRAIN}.timeout': 5}, 'train_dataloader.timeout: needs num_workers of 1 or more'),
     ({f'{TRAIN}.sampler': MISSING}, 'train_dataloader.sampler: is missing'),
     (
@@ -289,6 +299,18 @@ def test_a_stand_in_is_not_blamed_for_what_it_lacks(tmp_path: Any) -> None:
     scheduler = [dict(type='ConstantParamScheduler', param_name='rho', factor=0.5)]
     faults = faults_of(spoilt(tmp_path, {f'{OPTIMIZER}.lr': 'high', 'param_scheduler': scheduler}))
     assert not any(fault.startswith('param_scheduler') for fault in faults), faults
+
+
+def test_a_loader_names_its_own_fields_beside_other_faults(tmp_path: Any) -> None:
+    changes = {
+        f'{TRAIN}.sampler.shuffel': True,
+        f'{TRAIN}.dataset.sise': 6,
+        f'{TRAIN}.batch_sise': 4,
+        f'{TRAIN}.batch_size': -1,
+        f'{TRAIN}.num_workers': 'a',
+    }
+    faults = faults_of(spoilt(tmp_path, changes))
+    assert sorted(fault.split(': ')[0] for fault in faults) == sorted(changes)
 
 
 def test_clashing_dtypes(tmp_path: Any) -> None:
