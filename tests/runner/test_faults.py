@@ -96,6 +96,10 @@ FAULTS = [
         'optim_wrapper.optimizer: Adam refuses its',
     ),
     (
+        {OPTIMIZER: dict(type='Adam', lr=0.1, betas=0.9, weight_decay=0.1)},
+        'optim_wrapper.optimizer.betas: got 0.9; expected a pair of numbers',
+    ),
+    (
         {OPTIMIZER: dict(type='Adam', lr=0.1, betas=(0.9,), weight_decay=0.1)},
         'optim_wrapper.optimizer: Adam refuses its arguments: tuple index out of range',
     ),
@@ -197,7 +201,7 @@ FAULTS = [
     ({'env_cfg.dist_cfg.backend': 'glo'}, "env_cfg.dist_cfg.backend: got 'glo'; allowed: 'nccl', 'gloo'"),
     ({'env_cfg.dist_cfg.timeoutt': 5}, 'env_cfg.dist_cfg.timeoutt: '),
     ({'visualizer.vis_backends[0].type': 'LocalBackend'}, "visualizer.vis_backends[0].type: no class 'LocalBackend'"),
-    ({'log_processor.window_size': 'ten'}, "log_processor.window_size: got 'ten'; expected float"),
+    ({'log_processor.window_size': 'ten'}, "log_processor.window_size: got 'ten'; expected int"),
     (
         {'auto_scale_lr.base_batch': 4},
         "auto_scale_lr.base_batch: auto_scale_lr has no such field; did you mean 'base_batch_size'",
