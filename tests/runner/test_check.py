@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
 
 import mmzero  # noqa: F401
 from mmzero.errors import ConfigError
 from mmzero.runner import build_runner
+from mmzero.wrappers import ZeroModelWrapper
 from tests.runs import digits_config
 
 
@@ -110,6 +112,21 @@ def test_a_config_without_a_runner(config: Any) -> None:
     config.runner_type = 'mmzero.ZeroRuner'
     with pytest.raises(ConfigError, match="no runner 'mmzero.ZeroRuner'; did you mean 'mmzero.ZeroRunner'"):
         build_runner(config)
+
+
+@pytest.mark.parametrize('runner', ['Runner', 'mmengine.FlexibleRunner', Runner])
+@pytest.mark.parametrize('wrapper', ['ZeroModelWrapper', 'mmzero.ZeroModelWrapper', ZeroModelWrapper])
+def test_a_runner_that_cannot_shard(config: Any, runner: Any, wrapper: Any) -> None:
+    config.runner_type = runner
+    config.model_wrapper_cfg.type = wrapper
+    with pytest.raises(ConfigError, match="runner_type: got .*Runner.* cannot train; use 'mmzero.ZeroRunner'"):
+        build_runner(config)
+
+
+def test_another_runner_builds_what_it_knows(config: Any) -> None:
+    config.pop('model_wrapper_cfg')
+    config.runner_type = 'Runner'
+    assert type(build_runner(config)) is Runner
 
 
 def test_sync_bn_on_a_cpu(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
