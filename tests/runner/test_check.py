@@ -51,7 +51,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         'model_wrapper_cfg.precision.reduce_dtype: got',
         "did you mean 'SwinBlock'",
         "optim_wrapper.clip_gard: unknown field; did you mean 'clip_grad'?",
-        'float16 is not supported yet',
+        "optim_wrapper.dtype: got 'float16'; it is not supported yet; use 'bfloat16'",
         'load_from: no checkpoint at nowhere.pth',
         'train_dataloader.dataset.ann_file: no file at',
         "activation_checkpointing: DINO has no module 'bakbone'; did you mean 'backbone'",
@@ -76,8 +76,12 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             "model_wrapper_cfg.offload.params: 'cpu' is not supported yet",
         ),
         ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
-        (dict(default_scope=None), "model.type: no class 'DINO' in the registry mmengine::model; mmdet has it: set"),
+        (dict(default_scope=None), "model.type: no class 'DINO' in the registry 'model'; mmdet has it: set"),
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
+        (
+            {'model.train_cfg.assigner.type': 'HungarianAsigner'},
+            "model.train_cfg.assigner.type: no class 'HungarianAsigner' in the registry 'task util'; did you mean 'Hung",
+        ),
         ({'model.backbone.type': 'SwimTransformer'}, "model.backbone.type: no class 'SwimTransformer'"),
     ],
 )

@@ -249,7 +249,7 @@ FAULTS = [
     ({'model.widthh': 12}, "model.widthh: ToyModel has no such field; did you mean 'width'"),
     (
         {'model.type': 'ToyModle'},
-        "model.type: no class 'ToyModle' in the registry mmengine::model; did you mean 'ToyModel'",
+        "model.type: no class 'ToyModle' in the registry 'model'; did you mean 'ToyModel'",
     ),
     ({'model.width': -3}, 'model: cannot be built: RuntimeError: Trying to create tensor with negative dimension -3'),
 ]
