@@ -129,7 +129,7 @@ def optional_dtype(value: Any) -> torch.dtype | None:
         if value == dtype or value in (name, f'torch.{name}'):
             return dtype
     if value in ('float16', 'torch.float16', 'half', torch.float16):
-        raise ValueError("float16 is not supported yet; use 'bfloat16', which needs no loss scaling")
+        raise ValueError("it is not supported yet; use 'bfloat16', which needs no loss scaling")
     raise ValueError(f'expected None or the name of a dtype{near_names(str(value), DTYPES)}')
 
 

@@ -35,7 +35,7 @@ def wrap_policy(value: Any) -> Any:
 def engine_name(value: Any) -> str:
     """A reader for the engine's name."""
     if value == 'deepspeed':
-        raise ValueError("'deepspeed' is not supported yet; allowed: 'fsdp2'")
+        raise ValueError("it is not supported yet; allowed: 'fsdp2'")
     return one_of('fsdp2')(value)
 
 

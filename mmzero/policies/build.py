@@ -1,5 +1,6 @@
 """From the ``wrap_policy`` field to a policy."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +37,31 @@ def build_policy(cfg: Any) -> Policy:
     cls = cfg['type'] if isinstance(cfg['type'], type) else WRAP_POLICIES.get(cfg['type'])
     if cls is None:
         raise ValueError(f'no wrap policy {cfg["type"]!r}{near_names(cfg["type"], WRAP_POLICIES.module_dict)}')
+    fields = {key: value for key, value in cfg.items() if key != 'type'}
+    _check_fields(cls, fields)
     try:
-        return cls(**{key: value for key, value in cfg.items() if key != 'type'})
+        return cls(**fields)
     except TypeError as error:
         raise ValueError(str(error)) from None
+
+
+def _check_fields(cls: type, fields: Mapping) -> None:
+    params = inspect.signature(cls).parameters
+    kinds = {param.kind for param in params.values()}
+    unknown = [key for key in fields if key not in params]
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+        hints = ' '.join(f'{key!r}{near_names(str(key), params)}' for key in unknown)
+        raise ValueError(f'{cls.__name__} has no field {hints}')
+    needed = [name for name, param in params.items() if param.default is param.empty and param.kind in _NAMED]
+    missing = [name for name in needed if name not in fields]
+    if missing:
+        raise ValueError(f'{cls.__name__} needs {", ".join(missing)}; give a dict, {_example(cls, needed)}')
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _example(cls: type, needed: list[str]) -> str:
+    values = {'classes': "['SwinBlock']"}
+    fields = ', '.join(f'{name}={values.get(name, "...")}' for name in needed)
+    return f'such as dict(type={cls.__name__!r}, {fields})'

@@ -1,6 +1,6 @@
 """Units by the class of a module."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -51,13 +51,22 @@ class ModuleClassPolicy:
         present = set().union(*bases.values())
         missing = [name for name in self.classes if name not in present]
         if missing:
-            known = {type(module).__name__ for module in modules.values()}
-            hints = ' '.join(f'{name!r}{near_names(name, known)}' for name in missing)
-            raise PlanError(f'no module of {type(model).__name__} is of the class {hints}')
+            raise PlanError('; '.join(_why_missing(missing, model, modules)))
         filled = set().union(*(bases[name] for name, module in modules.items() if _has_parameters(module)))
         empty = [name for name in self.classes if name not in filled]
         if empty:
             raise PlanError(f'modules of the class {", ".join(map(repr, empty))} hold no parameters; leave it out')
+
+
+def _why_missing(missing: list[str], model: nn.Module, modules: dict[str, nn.Module]) -> Iterator[str]:
+    own = _class_names(model)
+    for name in missing:
+        if name in own:
+            yield f'{name!r} is the class of the model itself, which is always the root unit; leave it out of classes'
+    known = {type(module).__name__ for module in modules.values()}
+    hints = ' '.join(f'{name!r}{near_names(name, known)}' for name in missing if name not in own)
+    if hints:
+        yield f'no module of {type(model).__name__} is of the class {hints}'
 
 
 def _class_names(module: nn.Module) -> set[str]:

@@ -74,6 +74,8 @@ def describe(wanted: Any) -> str:
         return ' or '.join(dict.fromkeys(describe(item) for item in typing.get_args(wanted)))
     if origin is typing.Literal:
         return ' or '.join(repr(item) for item in typing.get_args(wanted))
+    if origin is tuple and _is_pair_of_numbers(typing.get_args(wanted)):
+        return 'a pair of numbers'
     if origin is not None:
         wanted = origin
     if wanted is type(None):
@@ -81,5 +83,9 @@ def describe(wanted: Any) -> str:
     if inspect.isclass(wanted) and issubclass(wanted, Mapping):
         return 'a dict'
     if inspect.isclass(wanted) and wanted is not str and issubclass(wanted, (list, tuple, Sequence)):
-        return 'a list'
+        return 'a list or tuple'
     return getattr(wanted, '__name__', str(wanted))
+
+
+def _is_pair_of_numbers(items: tuple) -> bool:
+    return len(items) == 2 and Ellipsis not in items and all(accepts(item, 0.5) or item is int for item in items)

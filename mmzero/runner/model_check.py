@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS, TASK_UTILS, DefaultScope
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
@@ -105,10 +105,11 @@ def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Mod
         if unexpected and any(f'.{unexpected[1]}: ' in line for line in faults.lines):
             return None  # named already, with what is near
         path = blame(error, dict(model=model)) or 'model'
-        unknown = re.match(r"['\"]?(\S+) is not in the (\S+) registry", str(error))
+        unknown = re.match(r"['\"]?(\S+) is not in the \S+::(.+?) registry", str(error))
         if isinstance(error, KeyError) and unknown:
-            near = advice(MODELS, unknown[1], scope)
-            faults.add(f'{path}.type', f'no class {unknown[1]!r} in the registry {unknown[2]}{near}')
+            registry = TASK_UTILS if unknown[2] == TASK_UTILS.name else MODELS
+            near = advice(registry, unknown[1], scope)
+            faults.add(f'{path}.type', f'no class {unknown[1]!r} in the registry {unknown[2]!r}{near}')
         else:
             faults.add(path, f'cannot be built: {describe_error(error)}')
         return None

@@ -22,7 +22,15 @@ CLIP_FIELDS = {
     'norm': ('max_norm', 'norm_type', 'error_if_nonfinite', 'foreach'),
     'value': ('clip_value', 'foreach'),
 }
-USER_ERRORS = (TypeError, ValueError, KeyError, AssertionError, AttributeError, RuntimeError, NotImplementedError)
+USER_ERRORS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AssertionError,
+    AttributeError,
+    RuntimeError,
+    NotImplementedError,
+)
 
 
 def check_optim_wrapper(cfg: Any, faults: Faults, parts: Nodes) -> Optimizer | None:
@@ -137,11 +145,11 @@ _MARKS = ('type', '_scope_')
 
 
 def check_schedulers(cfg: Any, optimizer: Optimizer | None, train_cfg: Any, scope: str, faults: Faults) -> None:
-    """Build the schedulers on the optimizer that was tried.
+    """Build each scheduler by itself, on a copy of the optimizer that was tried.
 
     Args:
         cfg (dict or list, optional): ``param_scheduler``.
-        optimizer (Optimizer, optional): From :func:`check_optim_wrapper`; None: nothing can be tried.
+        optimizer (Optimizer, optional): From :func:`check_optim_wrapper`; None: another one stands in for it.
         train_cfg (dict, optional): Its length is the default end of a scheduler.
         scope (str): The default scope.
         faults (Faults): Takes what a constructor refuses. Faults of fields are left to others.
@@ -149,15 +157,29 @@ def check_schedulers(cfg: Any, optimizer: Optimizer | None, train_cfg: Any, scop
     single = not isinstance(cfg, (list, tuple))
     for index, item in enumerate([cfg] if single else cfg):
         path = 'param_scheduler' if single else f'param_scheduler[{index}]'
-        if optimizer is None or not isinstance(item, Mapping) or faults.at(path):
-            continue
-        settings = copy.deepcopy(dict(item))
-        by_epoch = settings.get('by_epoch', True)
-        length = train_cfg.get('max_epochs' if by_epoch else 'max_iters') if isinstance(train_cfg, Mapping) else None
-        if is_number(length):
-            settings.setdefault('end', length)
-        try:
-            with DefaultScope.overwrite_default_scope(scope):
-                PARAM_SCHEDULERS.build(settings, default_args=dict(optimizer=optimizer, epoch_length=1000))
-        except USER_ERRORS as error:
-            faults.add(path, f'{type_name(item.get("type", ""))} refuses its arguments: {error}')
+        if isinstance(item, Mapping) and not faults.at(path):
+            _try_scheduler(item, path, optimizer, train_cfg, scope, faults)
+
+
+def _try_scheduler(
+    cfg: Mapping, path: str, optimizer: Optimizer | None, train_cfg: Any, scope: str, faults: Faults
+) -> None:
+    settings = copy.deepcopy(dict(cfg))
+    by_epoch = settings.get('by_epoch', True)
+    length = train_cfg.get('max_epochs' if by_epoch else 'max_iters') if isinstance(train_cfg, Mapping) else None
+    if is_number(length):
+        settings.setdefault('end', length)
+    # Schedulers change the groups of the optimizer and wrap its step.
+    own = _stand_in() if optimizer is None else copy.deepcopy(optimizer)
+    try:
+        with DefaultScope.overwrite_default_scope(scope):
+            PARAM_SCHEDULERS.build(settings, default_args=dict(optimizer=own, epoch_length=1000))
+    except USER_ERRORS as error:
+        # The real optimizer may have a setting that is scheduled and that the one in its place lacks.
+        if optimizer is not None or not isinstance(error, KeyError):
+            faults.add(path, f'{type_name(cfg.get("type", ""))} refuses its arguments: {error}')
+
+
+def _stand_in() -> Optimizer:
+    """An optimizer whose learning rate and momentum can be scheduled."""
+    return torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from mmzero.engines import LAUNCHERS
 from mmzero.errors import ConfigError, near_names
 from mmzero.runner.blame import describe_error
 from mmzero.runner.lookup import lookup
+from mmzero.runner.translate import type_name
+from mmzero.runner.zero_runner import ZeroRunner
 
 
 class Settings(DictAction):
@@ -171,12 +174,26 @@ def build_runner(cfg: Config) -> Runner:
     """
     name = cfg.get('runner_type')
     if name is None:
-        wrapper = cfg.get('model_wrapper_cfg')
-        if isinstance(wrapper, dict) and 'ZeroModelWrapper' in str(wrapper.get('type')):
+        if _is_sharded(cfg):
             raise ConfigError(
                 ["runner_type: is missing, without which ZeroModelWrapper cannot train; add 'mmzero.ZeroRunner'"]
             )
         return Runner.from_cfg(cfg)
-    if not isinstance(name, type) and (not isinstance(name, str) or lookup(RUNNERS, name, 'mmengine')[0] is None):
-        raise ConfigError([f'runner_type: no runner {name!r}{near_names(str(name), ("mmzero.ZeroRunner", "Runner"))}'])
+    runner = name if isinstance(name, type) else _runner_named(name)
+    if _is_sharded(cfg) and not (isinstance(runner, type) and issubclass(runner, ZeroRunner)):
+        raise ConfigError(
+            [f"runner_type: got {name!r}, with which ZeroModelWrapper cannot train; use 'mmzero.ZeroRunner'"]
+        )
     return RUNNERS.build(cfg)
+
+
+def _is_sharded(cfg: Config) -> bool:
+    wrapper = cfg.get('model_wrapper_cfg')
+    return isinstance(wrapper, dict) and type_name(wrapper.get('type')) == 'ZeroModelWrapper'
+
+
+def _runner_named(name: Any) -> Callable:
+    found = lookup(RUNNERS, name, 'mmengine')[0] if isinstance(name, str) else None
+    if found is None:
+        raise ConfigError([f'runner_type: no runner {name!r}{near_names(str(name), ("mmzero.ZeroRunner", "Runner"))}'])
+    return found

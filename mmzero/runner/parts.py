@@ -12,15 +12,12 @@ from mmengine.utils.dl_utils import set_multi_processing
 from torch.utils.data import DataLoader
 
 from mmzero.runner import readers
+from mmzero.runner.loader_check import LOADER_EXTRA, LOADER_FIELDS, LOADER_PROVIDED
 from mmzero.runner.lookup import lookup, mentioned, typed
 from mmzero.runner.nodes import PLAIN, Nodes
 from mmzero.runner.signatures import check_fields
 from mmzero.runner.toplevel import near_key
 from mmzero.runner.translate import type_name
-
-# What Runner.build_dataloader makes itself, and what it takes out before torch's DataLoader gets the rest.
-LOADER_PROVIDED = ('dataset', 'sampler')
-LOADER_EXTRA = ('num_batch_per_epoch', 'disable_subprocess_warning')
 
 # What CheckpointHook itself gives to Runner.save_checkpoint.
 SAVE_PROVIDED = ('self', 'out_dir', 'filename', 'meta')
@@ -90,7 +87,8 @@ class Parts(Nodes):
                 self.node(cfg[name], f'{path}.{name}', registries.FUNCTIONS, provided=given)
             elif isinstance(cfg.get(name), PLAIN):
                 self.faults.add(f'{path}.{name}', f'got {cfg[name]!r}; expected a dict with type, or a function')
-        plain = {key: value for key, value in cfg.items() if not isinstance(value, Mapping)}
+        # Those fields have rules of their own.
+        plain = {key: cfg[key] for key in cfg if key not in LOADER_FIELDS and not isinstance(cfg[key], Mapping)}
         check_fields(DataLoader, plain, path, self.faults, provided=LOADER_PROVIDED, extra=LOADER_EXTRA)
 
     def dataset(self, cfg: Any, path: str) -> None:

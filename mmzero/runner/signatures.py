@@ -3,6 +3,7 @@
 import ast
 import inspect
 import textwrap
+import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,12 +81,19 @@ def _resolved_parameters(function: Callable) -> list[inspect.Parameter]:
     found = list(inspect.signature(function).parameters.values())
     if found and found[0].name == 'self':
         found = found[1:]
+    names = getattr(inspect.unwrap(function), '__globals__', {})
+    return [param.replace(annotation=_resolved(param.annotation, names)) for param in found]
+
+
+def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
+    if annotation is _EMPTY:
+        return _EMPTY
     try:
-        hints = typing.get_type_hints(inspect.unwrap(function))
+        # One at a time: a name that exists for type checkers only spoils no other annotation.
+        return typing.get_type_hints(types.SimpleNamespace(__annotations__={'it': annotation}), names)['it']
     except Exception:
-        # Names that exist for type checkers only; annotations are no more than a help.
-        hints = {}
-    return [param.replace(annotation=hints.get(param.name, _EMPTY)) for param in found]
+        # Whatever a string of a project evaluates to; annotations are no more than a help.
+        return _EMPTY
 
 
 def _passes_to_parent(function: Callable, rest: str) -> bool:
@@ -161,7 +169,7 @@ def check_value(param: inspect.Parameter, value: Any, path: str, faults: Faults,
     if value is param.default or (value is None and param.default is None) or (lenient and _loose(wanted, value)):
         return
     if not accepts(wanted, value):
-        faults.add(path, f'got {value!r}; expected {describe(wanted)}')
+        faults.add(path, f'got {value!r}; expected {_described(param)}')
 
 
 def _loose(wanted: Any, value: Any) -> bool:
@@ -177,6 +185,12 @@ def _wanted(param: inspect.Parameter) -> Any:
     if param.annotation is not _EMPTY:
         return param.annotation
     return _BY_DEFAULT.get(type(param.default), Any)
+
+
+def _described(param: inspect.Parameter) -> str:
+    # A whole default asks for an int, although other numbers are let through.
+    by_int = param.annotation is _EMPTY and type(param.default) is int
+    return describe(int | Sequence | None if by_int else _wanted(param))
 
 
 # Without an annotation: a number may stand for another kind of number, and many fields take None or a list as well.

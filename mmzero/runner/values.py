@@ -1,20 +1,16 @@
 """Values that are of the right type and mean nothing: what MMEngine or torch would take, or refuse only later."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, DefaultScope
-from torch.utils.data import DataLoader
 
 from mmzero.config import Faults
+from mmzero.runner.loader_check import Rule, check_loader
 from mmzero.runner.optim_check import USER_ERRORS
 from mmzero.runner.paramwise import is_number
-from mmzero.runner.parts import LOADER_EXTRA
 from mmzero.runner.translate import type_name
-
-Rule = tuple[Callable[[Any], bool], str]
 
 
 def _is_whole(value: Any) -> bool:
@@ -71,7 +67,7 @@ def check_values(cfg: Mapping, faults: Faults) -> None:
             wanted = 'allowed: ' + ', '.join(repr(value) for value in values if value is not None)
             _check(_at(cfg, path), path, field, lambda value, values=values: value in values, wanted, faults)
     for split in ('train', 'val', 'test'):
-        _try_loader(cfg.get(f'{split}_dataloader'), f'{split}_dataloader', faults)
+        check_loader(cfg.get(f'{split}_dataloader'), f'{split}_dataloader', faults)
     _try_hooks(cfg, faults)
 
 
@@ -85,27 +81,6 @@ def _check(cfg: Any, path: str, field: str, allowed: Callable, wanted: str, faul
     where = f'{path}.{field}'
     if isinstance(cfg, Mapping) and cfg.get(field) is not None and not faults.at(where) and not allowed(cfg[field]):
         faults.add(where, f'got {cfg[field]!r}; {wanted}')
-
-
-def _try_loader(cfg: Any, path: str, faults: Faults) -> None:
-    """Build torch's DataLoader over one number; it starts no worker before it is iterated."""
-    if not isinstance(cfg, Mapping) or faults.at(path):
-        return
-    left_out = ('dataset', 'sampler', 'batch_sampler', 'collate_fn', 'worker_init_fn', '_scope_', *LOADER_EXTRA)
-    settings = {key: value for key, value in cfg.items() if key not in left_out}
-    try:
-        with warnings.catch_warnings(action='ignore'):
-            DataLoader([0], **settings)  # type: ignore[arg-type]
-    except USER_ERRORS as error:
-        faults.add(path, f'torch refuses its settings: {error}')
-    if 'batch_size' not in cfg and not _has_batch_size(cfg):
-        faults.add(f'{path}.batch_size', 'is missing')
-    if is_number(cfg.get('timeout')) and cfg['timeout'] > 0 and not cfg.get('num_workers'):
-        faults.add(f'{path}.timeout', 'needs num_workers of 1 or more')
-
-
-def _has_batch_size(cfg: Mapping) -> bool:
-    return cfg.get('batch_sampler') is not None
 
 
 def _try_hooks(cfg: Mapping, faults: Faults) -> None:

@@ -60,7 +60,7 @@ def test_all_faults_in_one_error():
         (dict(stage='3'), "stage: got '3'; allowed: 0, 1, 2, 3"),
         (dict(stage=1.0), 'stage: got 1.0; allowed: 0, 1, 2, 3'),
         (dict(engine='fsdp'), "engine: got 'fsdp'; allowed: 'fsdp2'"),
-        (dict(engine='deepspeed'), "'deepspeed' is not supported yet; allowed: 'fsdp2'"),
+        (dict(engine='deepspeed'), "engine: got 'deepspeed'; it is not supported yet; allowed: 'fsdp2'"),
         (dict(wrap_polic=1), "wrap_polic: unknown field; did you mean 'wrap_policy'?"),
         (dict(qqq=1), 'qqq: unknown field; known are: activation_checkpointing, '),
         (dict(mesh=4), 'mesh: got 4; expected a dict'),
@@ -75,7 +75,7 @@ def test_all_faults_in_one_error():
         (dict(precision=dict(reduce_dtype='bfloat')), "did you mean 'bfloat16' or"),
         (
             dict(precision=dict(param_dtype='float16')),
-            "float16 is not supported yet; use 'bfloat16'",
+            "it is not supported yet; use 'bfloat16'",
         ),
         (dict(precision=dict(param_dtype=torch.float16)), "use 'bfloat16'"),
         (

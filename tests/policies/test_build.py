@@ -48,8 +48,13 @@ def test_callable_is_used_as_it_is():
     [
         ('ModulClassPolicy', "no wrap policy 'ModulClassPolicy'; did you mean 'ModuleClassPolicy'"),
         (dict(BLOCKS, type='Nope'), "no wrap policy 'Nope'; known are: .*ModuleClassPolicy"),
-        (dict(BLOCKS, klasses=[]), "unexpected keyword argument 'klasses'"),
-        (dict(type='ModuleClassPolicy'), "missing 1 required positional argument: 'classes'"),
+        (dict(BLOCKS, klasses=[]), "ModuleClassPolicy has no field 'klasses'; did you mean 'classes'?"),
+        (
+            'ModuleClassPolicy',
+            'ModuleClassPolicy needs classes; give a dict, such as '
+            r"dict\(type='ModuleClassPolicy', classes=\['SwinBlock'\]\)",
+        ),
+        (dict(type='ModuleClassPolicy'), 'ModuleClassPolicy needs classes; give a dict, such as'),
         (dict(type='ModuleClassPolicy', classes='Block'), 'expected a list of class names'),
         (dict(classes=['Block']), r"a dict with type, such as dict\(type='ModuleClassPolicy'"),
         (3, "expected a policy's name"),

@@ -41,10 +41,19 @@ def test_one_missing_class_among_others_is_refused(net):
     assert "class 'Block'" not in str(caught.value)
 
 
-def test_class_of_the_root_alone_is_not_offered(net):
-    with pytest.raises(PlanError, match="class 'Net'") as caught:
-        units(net, 'Net')
-    assert "mean 'Net'" not in str(caught.value)
+@pytest.mark.parametrize('classes', [['Net'], ['Net', 'Block']])
+def test_the_model_itself_is_no_class_to_name(net, classes):
+    with pytest.raises(PlanError) as caught:
+        units(net, *classes)
+    wanted = "'Net' is the class of the model itself, which is always the root unit; leave it out of classes"
+    assert str(caught.value) == wanted
+
+
+def test_the_model_itself_and_a_class_that_is_not_there(net):
+    with pytest.raises(
+        PlanError, match="'Net' is the class of .*; no module of Net is of the class 'Blok'; did"
+    ):
+        units(net, 'Net', 'Blok')
 
 
 @pytest.mark.parametrize('classes', ['Block', [], [1], [nn.Linear], None])

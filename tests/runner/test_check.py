@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
 
 import mmzero  # noqa: F401
 from mmzero.errors import ConfigError
 from mmzero.runner import build_runner
+from mmzero.wrappers import ZeroModelWrapper
 from tests.runs import digits_config
 
 
@@ -49,7 +51,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         'model_wrapper_cfg.precision.reduce_dtype: got',
         "did you mean 'SwinBlock'",
         "optim_wrapper.clip_gard: unknown field; did you mean 'clip_grad'?",
-        'float16 is not supported yet',
+        "optim_wrapper.dtype: got 'float16'; it is not supported yet; use 'bfloat16'",
         'load_from: no checkpoint at nowhere.pth',
         'train_dataloader.dataset.ann_file: no file at',
         "activation_checkpointing: DINO has no module 'bakbone'; did you mean 'backbone'",
@@ -74,8 +76,12 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             "model_wrapper_cfg.offload.params: 'cpu' is not supported yet",
         ),
         ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
-        (dict(default_scope=None), "model.type: no class 'DINO' in the registry mmengine::model; mmdet has it: set"),
+        (dict(default_scope=None), "model.type: no class 'DINO' in the registry 'model'; mmdet has it: set"),
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
+        (
+            {'model.train_cfg.assigner.type': 'HungarianAsigner'},
+            "model.train_cfg.assigner.type: no class 'HungarianAsigner' in the registry 'task util'; did you mean 'Hung",
+        ),
         ({'model.backbone.type': 'SwimTransformer'}, "model.backbone.type: no class 'SwimTransformer'"),
     ],
 )
@@ -110,6 +116,21 @@ def test_a_config_without_a_runner(config: Any) -> None:
     config.runner_type = 'mmzero.ZeroRuner'
     with pytest.raises(ConfigError, match="no runner 'mmzero.ZeroRuner'; did you mean 'mmzero.ZeroRunner'"):
         build_runner(config)
+
+
+@pytest.mark.parametrize('runner', ['Runner', 'mmengine.FlexibleRunner', Runner])
+@pytest.mark.parametrize('wrapper', ['ZeroModelWrapper', 'mmzero.ZeroModelWrapper', ZeroModelWrapper])
+def test_a_runner_that_cannot_shard(config: Any, runner: Any, wrapper: Any) -> None:
+    config.runner_type = runner
+    config.model_wrapper_cfg.type = wrapper
+    with pytest.raises(ConfigError, match="runner_type: got .*Runner.* cannot train; use 'mmzero.ZeroRunner'"):
+        build_runner(config)
+
+
+def test_another_runner_builds_what_it_knows(config: Any) -> None:
+    config.pop('model_wrapper_cfg')
+    config.runner_type = 'Runner'
+    assert type(build_runner(config)) is Runner
 
 
 def test_sync_bn_on_a_cpu(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

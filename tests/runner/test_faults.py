@@ -96,6 +96,14 @@ FAULTS = [
         'optim_wrapper.optimizer: Adam refuses its',
     ),
     (
+        {OPTIMIZER: dict(type='Adam', lr=0.1, betas=0.9, weight_decay=0.1)},
+        'optim_wrapper.optimizer.betas: got 0.9; expected a pair of numbers',
+    ),
+    (
+        {OPTIMIZER: dict(type='Adam', lr=0.1, betas=(0.9,), weight_decay=0.1)},
+        'optim_wrapper.optimizer: Adam refuses its arguments: tuple index out of range',
+    ),
+    (
         {OPTIMIZER: dict(type='Adam', lr=0.1, foreach=True, fused=True, weight_decay=0.1)},
         'optim_wrapper.optimizer: Adam refuses its arguments: `fused` and `foreach` cannot be `True` together.',
     ),
@@ -193,24 +201,34 @@ FAULTS = [
     ({'env_cfg.dist_cfg.backend': 'glo'}, "env_cfg.dist_cfg.backend: got 'glo'; allowed: 'nccl', 'gloo'"),
     ({'env_cfg.dist_cfg.timeoutt': 5}, 'env_cfg.dist_cfg.timeoutt: '),
     ({'visualizer.vis_backends[0].type': 'LocalBackend'}, "visualizer.vis_backends[0].type: no class 'LocalBackend'"),
-    ({'log_processor.window_size': 'ten'}, "log_processor.window_size: got 'ten'; expected float"),
+    ({'log_processor.window_size': 'ten'}, "log_processor.window_size: got 'ten'; expected int"),
     (
         {'auto_scale_lr.base_batch': 4},
         "auto_scale_lr.base_batch: auto_scale_lr has no such field; did you mean 'base_batch_size'",
     ),
     # Data.
     (
-        {f'{TRAIN}.num_workers': -1},
-        'train_dataloader: torch refuses its settings: num_workers option should be non-negative',
+        {f'{TRAIN}.persistent_workers': True},
+        'train_dataloader: torch refuses its settings: persistent_workers option needs num_workers > 0',
     ),
     (
         {f'{TRAIN}.batch_sise': 4},
         "train_dataloader.batch_sise: DataLoader has no such field; did you mean 'batch_size'",
     ),
-    (
-        {f'{TRAIN}.batch_size': 0},
-        'train_dataloader: torch refuses its settings: batch_size should be a positive integer',
-    ),
+    ({f'{TRAIN}.batch_size': 0}, 'train_dataloader.batch_size: got 0; expected an int of 1 or more'),
+    ({f'{TRAIN}.batch_size': '8'}, "train_dataloader.batch_size: got '8'; expected an int of 1 or more"),
+    ({f'{TRAIN}.batch_size': {}}, 'train_dataloader.batch_size: got {}; expected an int of 1 or more'),
+    ({f'{TRAIN}.batch_size': MISSING}, 'train_dataloader.batch_size: is missing'),
+    ({f'{TRAIN}.num_workers': -1}, 'train_dataloader.num_workers: got -1; expected an int of 0 or more'),
+    ({f'{TRAIN}.num_workers': 'a'}, "train_dataloader.num_workers: got 'a'; expected an int of 0 or more"),
+    ({f'{TRAIN}.num_workers': 1.5}, 'train_dataloader.num_workers: got 1.5; expected an int of 0 or more'),
+    ({f'{TRAIN}.num_workers': True}, 'train_dataloader.num_workers: got True; expected an int of 0 or more'),
+    ({f'{TRAIN}.num_workers': None}, 'train_dataloader.num_workers: got None; expected an int of 0 or more'),
+    ({f'{TRAIN}.prefetch_factor': 0}, 'train_dataloader.prefetch_factor: got 0; expected an int of 1 or more, or None'),
+    ({f'{TRAIN}.timeout': -3}, 'train_dataloader.timeout: got -3; expected a number of 0 or more'),
+    ({f'{TRAIN}.pin_memory': 'yes'}, "train_dataloader.pin_memory: got 'yes'; allowed: True, False"),
+    ({f'{TRAIN}.persistent_workers': 1}, 'train_dataloader.persistent_workers: got 1; allowed: True, False'),
+    ({f'{TRAIN}.drop_last': 'no'}, "train_dataloader.drop_last: got 'no'; allowed: True, False"),
     ({f'{TRAIN}.timeout': 5}, 'train_dataloader.timeout: needs num_workers of 1 or more'),
     ({f'{TRAIN}.sampler': MISSING}, 'train_dataloader.sampler: is missing'),
     (
@@ -231,7 +249,7 @@ FAULTS = [
     ({'model.widthh': 12}, "model.widthh: ToyModel has no such field; did you mean 'width'"),
     (
         {'model.type': 'ToyModle'},
-        "model.type: no class 'ToyModle' in the registry mmengine::model; did you mean 'ToyModel'",
+        "model.type: no class 'ToyModle' in the registry 'model'; did you mean 'ToyModel'",
     ),
     ({'model.width': -3}, 'model: cannot be built: RuntimeError: Trying to create tensor with negative dimension -3'),
 ]
@@ -265,6 +283,38 @@ def test_all_at_once(tmp_path: Any) -> None:
     paths = [fault.split(': ')[0] for fault in faults]
     assert len(faults) == 10, faults
     assert all(any(path.startswith(wanted.removesuffix('.classes')) for path in paths) for wanted in changes), paths
+
+
+@pytest.mark.parametrize('optimizer', [dict(type='SGD', lr=0.1), dict(type='SGD', lr='high'), dict(type='SDG')])
+def test_each_scheduler_is_tried_by_itself(tmp_path: Any, optimizer: dict) -> None:
+    """Whatever is wrong with the optimizer and the schedulers before it."""
+    good = dict(type='LinearMomentum', start_factor=0.5)
+    wrong = [dict(type='LinearLR', start_factor=7.0), dict(type='CosineAnnealingLR', T_max=3, end=0)]
+    cfg = spoilt(tmp_path, {OPTIMIZER: {**optimizer, 'momentum': 0.9, 'weight_decay': 0.1}})
+    before = [] if 'lr' in optimizer and optimizer['lr'] == 0.1 else list(faults_of(cfg))
+    cfg['param_scheduler'] = [wrong[0], good, wrong[1]]
+    assert [fault.split(':')[0] for fault in faults_of(cfg) if fault not in before] == [
+        'param_scheduler[0]',
+        'param_scheduler[2]',
+    ]
+
+
+def test_a_stand_in_is_not_blamed_for_what_it_lacks(tmp_path: Any) -> None:
+    scheduler = [dict(type='ConstantParamScheduler', param_name='rho', factor=0.5)]
+    faults = faults_of(spoilt(tmp_path, {f'{OPTIMIZER}.lr': 'high', 'param_scheduler': scheduler}))
+    assert not any(fault.startswith('param_scheduler') for fault in faults), faults
+
+
+def test_a_loader_names_its_own_fields_beside_other_faults(tmp_path: Any) -> None:
+    changes = {
+        f'{TRAIN}.sampler.shuffel': True,
+        f'{TRAIN}.dataset.sise': 6,
+        f'{TRAIN}.batch_sise': 4,
+        f'{TRAIN}.batch_size': -1,
+        f'{TRAIN}.num_workers': 'a',
+    }
+    faults = faults_of(spoilt(tmp_path, changes))
+    assert sorted(fault.split(': ')[0] for fault in faults) == sorted(changes)
 
 
 def test_clashing_dtypes(tmp_path: Any) -> None:

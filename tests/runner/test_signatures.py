@@ -96,7 +96,16 @@ def test_the_default_tells_where_no_annotation_does() -> None:
 
     assert faults_of(function, flag=True, size=(3, 3), name=None, other='abc') == []
     assert faults_of(function, flag='yes') == ["part.flag: got 'yes'; expected bool"]
-    assert faults_of(function, size='large') == ["part.size: got 'large'; expected float or a list or None"]
+    assert faults_of(function, size='large') == ["part.size: got 'large'; expected int or a list or tuple or None"]
+
+
+def test_an_annotation_that_cannot_be_resolved_spoils_no_other() -> None:
+    """Names may exist for type checkers only, as those of torch's DataLoader do."""
+
+    def function(size: 'int' = 1, other: 'OnlyForTypeCheckers' = 1) -> 'OnlyForTypeCheckers': ...  # noqa: F821
+
+    assert faults_of(function, size='8', other=2) == ["part.size: got '8'; expected int"]
+    assert signature_of(torch.utils.data.DataLoader).params['batch_size'].annotation == int | None
 
 
 @pytest.mark.parametrize('value', [None, [1], {}, 1.5])
@@ -110,5 +119,7 @@ def test_lenient_takes_loose_annotations(value: Any) -> None:
 
 def test_types_are_named_as_users_write_them() -> None:
     assert describe(int | None) == 'int or None'
-    assert describe(list[int] | dict[str, int]) == 'a list or a dict'
+    assert describe(list[int] | dict[str, int]) == 'a list or tuple or a dict'
     assert describe(Literal['a', 3]) == "'a' or 3"
+    assert describe(tuple[float | torch.Tensor, float]) == describe(tuple[int, int]) == 'a pair of numbers'
+    assert describe(tuple[int, ...]) == describe(tuple[str, str]) == 'a list or tuple'

@@ -65,7 +65,7 @@ def test_autocast_over_fp32_units_is_refused_at_stage_3(wrap, optim_of):
 
 
 def test_dtype_that_is_not_supported(wrap, optim_of):
-    with pytest.raises(ConfigError, match='optim_wrapper.dtype: got .float16.; float16 is not supp'):
+    with pytest.raises(ConfigError, match='optim_wrapper.dtype: got .float16.; it is not supp'):
         optim_of(wrap(), dtype='float16')
 
 
