@@ -69,6 +69,6 @@ def _try_loader(settings: dict[str, Any], path: str, faults: Faults) -> None:
     """Build torch's DataLoader over one number; it starts no worker before it is iterated."""
     try:
         with warnings.catch_warnings(action='ignore'):
-            DataLoader([0], **settings)
+            DataLoader([0], **settings)  # type: ignore[arg-type]
     except USER_ERRORS as error:
         faults.add(path, f'torch refuses its settings: {error}')

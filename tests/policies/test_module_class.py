@@ -50,9 +50,7 @@ def test_the_model_itself_is_no_class_to_name(net, classes):
 
 
 def test_the_model_itself_and_a_class_that_is_not_there(net):
-    with pytest.raises(
-        PlanError, match="'Net' is the class of .*; no module of Net is of the class 'Blok'; did"
-    ):
+    with pytest.raises(PlanError, match="'Net' is the class of .*; no module of Net is of the class 'Blok'; did"):
         units(net, 'Net', 'Blok')
 
 

@@ -80,8 +80,9 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
         (
             {'model.train_cfg.assigner.type': 'HungarianAsigner'},
-            "model.train_cfg.assigner.type: no class 'HungarianAsigner' in the registry 'task util'; did you mean 'Hung",
+            "model.train_cfg.assigner.type: no class 'HungarianAsigner' in the registry 'task util'; did you mean",
         ),
+        ({'model.backbone.embed_dims': '32'}, "model.backbone.embed_dims: got '32'; expected int"),
         ({'model.backbone.type': 'SwimTransformer'}, "model.backbone.type: no class 'SwimTransformer'"),
     ],
 )
