@@ -5,6 +5,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import mmengine.runner.checkpoint
@@ -205,3 +206,28 @@ def default_store() -> Store:
         Store: The store that all ranks share.
     """
     return distributed_c10d._get_default_store()
+
+
+def group_timeout() -> timedelta:
+    """How long collectives of the default process group wait. Remove once torch says it in public.
+
+    Returns:
+        timedelta: The timeout that the group was made with; torch's default where the backend does not tell.
+    """
+    try:
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device('cpu'))
+        return backend.options._timeout
+    except (AttributeError, RuntimeError):
+        return dist.distributed_c10d.default_pg_timeout
+
+
+def use_count(tensor: torch.Tensor) -> int:
+    """How many references to a tensor torch's own code and Python hold together. Remove once it is public.
+
+    Args:
+        tensor (Tensor): The tensor.
+
+    Returns:
+        int: The number.
+    """
+    return tensor._use_count()  # type: ignore[attr-defined]

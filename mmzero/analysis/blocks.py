@@ -8,7 +8,7 @@ a gradient now); and the storages that parameters, gradients and the optimizer's
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mmzero._compat import profiled_events
@@ -96,30 +96,19 @@ def _category(name: str) -> str | None:
     return next((category for prefix, category in _REGIONS if name.startswith(prefix)), None)
 
 
-@dataclass(frozen=True)
-class Note:
-    """What was known at a moment of a step.
-
-    Args:
-        categories (Mapping[int, str]): What blocks are for, by address.
-        watched (Mapping[int, int]): Blocks whose release is watched from now on: key to address.
-        released (tuple[int, ...]): Keys of watched blocks that are found to be free.
-    """
-
-    categories: Mapping[int, str] = field(default_factory=dict)
-    watched: Mapping[int, int] = field(default_factory=dict)
-    released: tuple[int, ...] = ()
+Note = Mapping[int, tuple[int, str]]
+"""What is known at a moment of a step: addresses of blocks to their sizes and categories."""
 
 
-def trace_blocks(events: list[Event], before: Mapping[int, tuple[int, str]], notes: Iterable[Note]) -> list[Block]:
+def trace_blocks(events: list[Event], before: Note, notes: Iterable[Note]) -> list[Block]:
     """Follow each block from its allocation to its release.
 
-    Threads that a backend started free blocks, too, which the profiler does not see: a watched block ends where it
-    was found to be free, any other one at the latest where its address is given out again.
+    A release that no event tells, of a thread that the profiler does not see, shows at the latest where the address is
+    given out again. A block that is noted without an allocation was there before.
 
     Args:
         events (list[Event]): As :func:`read_events` gives them.
-        before (Mapping[int, tuple[int, str]]): Size and category, by address, of what lived before the first event.
+        before (Note): What lived before the first event.
         notes (Iterable[Note]): One per event that is a note.
 
     Returns:
@@ -127,31 +116,22 @@ def trace_blocks(events: list[Event], before: Mapping[int, tuple[int, str]], not
     """
     live = {address: Block(address, size, category, -1) for address, (size, category) in before.items()}
     blocks = list(live.values())
-    watched: dict[int, Block] = {}
     remaining = iter(notes)
     for index, event in enumerate(events):
         if event.category == NOTE:
-            _apply(next(remaining), index, live, watched)
+            for address, (size, category) in next(remaining).items():
+                if address not in live:
+                    live[address] = Block(address, size, category, -1)
+                    blocks.append(live[address])
+                live[address].category = category
             continue
         old = live.pop(event.address, None)
-        if old is not None and old.end is None:
+        if old is not None:
             old.end = index
         if event.size > 0:
             live[event.address] = Block(event.address, event.size, event.category, index)
             blocks.append(live[event.address])
     return blocks
-
-
-def _apply(note: Note, index: int, live: dict[int, Block], watched: dict[int, Block]) -> None:
-    for address, category in note.categories.items():
-        if address in live:
-            live[address].category = category
-    for key, address in note.watched.items():
-        if address in live:
-            watched[key] = live[address]
-    for key in note.released:
-        if key in watched and watched[key].end is None:
-            watched[key].end = index
 
 
 def timeline(blocks: Iterable[Block], length: int) -> dict[str, list[int]]:

@@ -1,5 +1,6 @@
 """What memory is for while a step runs."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,10 +10,10 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from mmzero._compat import use_count
 from mmzero.analysis.blocks import NOTE, Event, Note, read_events, timeline, trace_blocks
 from mmzero.policies import WrapPlan
 
@@ -81,7 +82,6 @@ class MemoryRecorder:
         self.plan = plan
         self.optimizer = optimizer
         self.notes: list[Note] = []
-        self.buffers = _WatchedBuffers(self._note)
         self.memory = StepMemory({})
 
     @contextmanager
@@ -99,7 +99,7 @@ class MemoryRecorder:
 
         def note_end(**kwargs: Any) -> None:
             ends.append(len(self.notes))
-            self._note(Note({address: name for address, (_, name) in self._lasting().items()}))
+            self._note(self._lasting())
             step(**kwargs)
 
         with ExitStack() as stack:
@@ -108,7 +108,7 @@ class MemoryRecorder:
             stack.callback(lambda: [handle.remove() for handle in handles])
             optim_wrapper.step = note_end
             stack.callback(lambda: vars(optim_wrapper).pop('step'))
-            stack.enter_context(self.buffers.watching())
+            stack.enter_context(_released_in_time())
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 yield
         if not ends:
@@ -148,9 +148,9 @@ class MemoryRecorder:
         seen: set[int] = set()
 
         def accumulated(param: Tensor) -> None:
-            self.buffers.look()
             if param.grad is not None:
-                self._note(Note({_address(param.grad): 'gradients'}))
+                storage = _local(param.grad).untyped_storage()
+                self._note({storage.data_ptr(): (storage.nbytes(), 'gradients')})
 
         def watch(param: nn.Parameter) -> None:
             if param.requires_grad and id(param) not in seen:
@@ -166,61 +166,38 @@ class MemoryRecorder:
                     watch(getattr(self.model.get_submodule(path), attribute))
 
             handles.append(self.model.get_submodule(unit.name).register_forward_pre_hook(gathered))
-        # Often enough to see in time what no event tells.
-        handles += [child.register_forward_pre_hook(self.buffers.look) for child in self.model.modules()]
         return handles
 
 
-class _WatchedBuffers:
-    """Notes when buffers of collectives are gone, whichever thread let go of them last.
+@contextmanager
+def _released_in_time() -> Iterator[None]:
+    """Let collectives return once the backend has let go of their tensors.
 
-    Args:
-        note (Callable[[Note], None]): Takes the notes.
+    A thread of gloo's holds them for a moment longer, and what it frees last the profiler does not see.
+
+    Yields:
+        None: Inside, FSDP2's collectives behave so.
     """
-
-    def __init__(self, note: Callable[[Note], None]) -> None:
-        self.note = note
-        self.watched: dict[int, StorageWeakRef] = {}
-        self.count = 0
-
-    def look(self, *args: Any) -> None:
-        """Note which watched buffers are gone by now."""
-        gone = tuple(key for key, storage in self.watched.items() if storage.expired())
-        for key in gone:
-            del self.watched[key]
-        if gone:
-            self.note(Note(released=gone))
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the tensors of every collective that FSDP2 calls.
-
-        Yields:
-            None: Inside, they are watched.
-        """
-        with ExitStack() as stack:
-            for name in _COLLECTIVES:
-                if hasattr(dist, name):
-                    stack.enter_context(patch.object(dist, name, self._wrapped(getattr(dist, name))))
-            yield
-
-    def _wrapped(self, collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.look()
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            self.note(Note(watched={self._watch(tensor): _address(tensor) for tensor in tensors}))
-            return collective(*args, **kwargs)
-
-        return call
-
-    def _watch(self, tensor: Tensor) -> int:
-        self.count += 1
-        self.watched[self.count] = StorageWeakRef(tensor.untyped_storage())
-        return self.count
+    with ExitStack() as stack:
+        for name in _COLLECTIVES:
+            if hasattr(dist, name):
+                stack.enter_context(patch.object(dist, name, _waiting(getattr(dist, name))))
+        yield
 
 
-def _address(tensor: Tensor) -> int:
-    return _local(tensor).untyped_storage().data_ptr()
+def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        before = [use_count(tensor) for tensor in tensors]
+        work = collective(*args, **kwargs)
+        latest = time.monotonic() + 1
+        while work is None and time.monotonic() < latest:
+            if all(use_count(tensor) <= count for tensor, count in zip(tensors, before, strict=True)):
+                break
+            time.sleep(0.0005)
+        return work
+
+    return call
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Stage 0: torch's DistributedDataParallel; every rank holds parameters, gradients and optimizer state.
 
-Memory 16a bytes and more with Adam in fp32; 2a elements moved per step times (N-1)/N for any number of
-micro-batches, since gradients are synchronised on the last one only.
+Memory 16a bytes with Adam in fp32, 20a with several micro-batches; 2a elements moved per step times (N-1)/N for any
+number of micro-batches, since gradients are synchronised on the last one only.
 """
 
 from typing import Any
@@ -25,14 +25,17 @@ class DDPEngine(ParamGradEngine):
 
     @override
     def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
-        sizes = [item for unit in plan.units for item in zip(unit.kept_numels(1), unit.trainable, strict=True)]
-        trained = sum(numel for numel, train in sizes if train)
+        trained = sum(unit.trained_numel() for unit in plan.units)
+        trained_bytes = sum(unit.trained_bytes() for unit in plan.units)
         stored = sum(unit.gathered_bytes() for unit in plan.units)
-        memory = dict(parameters=stored, gradients=4 * trained, optimizer=state_itemsize * trained)
+        state = trained_bytes * state_itemsize // 4
+        # Gradients are views of DDP's buckets, but for what accumulates before the last micro-batch fills these.
+        copies = 1 if micro_batches == 1 else 2
+        times = 4 + state_itemsize + 4 * copies
         return Forecast(
-            memory=memory,
-            formula_bytes=plan.numel * (8 + state_itemsize),
-            formula=f'{8 + state_itemsize}a',
+            memory=dict(parameters=stored, gradients=copies * trained_bytes, optimizer=state),
+            formula_bytes=plan.numel * times,
+            formula=f'{times}a',
             moved=2 * trained * (world_size - 1) / world_size,
             formula_moved=2 * plan.numel * (world_size - 1) / world_size,
             moved_formula='2a',
@@ -56,6 +59,8 @@ class DDPEngine(ParamGradEngine):
             static_graph=bool(self.config.static_graph),
             # The weights were just broadcast.
             init_sync=False,
+            # Else DDP keeps a second copy of all gradients, in its buckets.
+            gradient_as_bucket_view=True,
         )
 
     @override

@@ -3,24 +3,26 @@
 [Note: meetings]
 Saving gathers shards, so every rank has to take part. ``if is_main_process(): save`` leaves one rank waiting until
 the group's timeout of half an hour, or worse, exchanges its tensors with those of the others' next step. So ranks meet
-at the store before they gather, and leave word there of every step that they start, which costs one message without
-an answer. All ranks of a right program start the same steps between two meetings: one that has started more than the
-rank that waits has gone past the meeting, however slow the others are.
+at the store before they gather, and leave word there of every train_step that they start, which costs one message
+without an answer. All ranks of a right program start the same train_steps between two meetings: one that has started
+more than the rank that waits has gone past the meeting, however slow the others are. So do steps of val and test in
+ZeroRunner's own loops, where a sharded model has as many on every rank; a bare forward, val_step or test_step does not
+count, since a rank that holds the whole model may do these alone.
 """
 
 import time
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
 
-from mmzero._compat import default_store
+from mmzero._compat import default_store, group_timeout
 from mmzero.errors import CheckpointError
 
 # How long to wait before asking where the others are; ranks are rarely further apart.
 PATIENCE_SECONDS = 2.0
 # Between two looks at the store; doubled from a millisecond on.
 LONGEST_PAUSE_SECONDS = 0.25
+LONGEST_BETWEEN_LOOKS_SECONDS = 30.0
 
 
 @dataclass
@@ -46,7 +48,11 @@ def started(what: str) -> None:
     if _alone():
         return
     _here.steps += 1
-    _leave_word(_here.meetings, what)
+    try:
+        _leave_word(_here.meetings, what)
+    except RuntimeError:
+        # Rank 0, which keeps the store, has ended: there is nobody to tell.
+        return
 
 
 def meet(what: str) -> None:
@@ -87,14 +93,17 @@ def _leave_word(meeting: int, what: str, waits: bool = False) -> None:
 def _wait_for_all(key: str, number: int, what: str) -> str | None:
     """Wait for a key that the last rank sets; says why it will not be set, if that can be told."""
     start, pause, fault = time.monotonic(), 0.001, None
+    timeout, next_look = group_timeout(), PATIENCE_SECONDS
     # Not Store.wait, which warns of each of its timeouts.
     while fault is None and not default_store().check([key]):
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         waited = time.monotonic() - start
-        if waited > default_pg_timeout.total_seconds():
-            fault = f'not all ranks came within {default_pg_timeout}'
-        elif waited > PATIENCE_SECONDS:
+        if waited > timeout.total_seconds():
+            fault = f'not all ranks came within {timeout}'
+        elif waited > next_look:
+            # Rarer and rarer: every rank that waits asks for every other one.
+            next_look = waited + min(waited, LONGEST_BETWEEN_LOOKS_SECONDS)
             fault = _elsewhere(number, what)
     return fault
 

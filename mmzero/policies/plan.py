@@ -63,6 +63,29 @@ class Unit:
         numels = self.kept_numels(shard_size)
         return sum(numel * size for numel, size in zip(numels, self.itemsizes, strict=True))
 
+    def trained_numel(self, shard_size: int = 1) -> int:
+        """Elements, kept by a rank, of the parameters that require gradients.
+
+        Args:
+            shard_size (int): Ranks that share the parameters. Defaults to 1.
+
+        Returns:
+            int: Elements.
+        """
+        return sum(numel for numel, train in zip(self.kept_numels(shard_size), self.trainable, strict=True) if train)
+
+    def trained_bytes(self, shard_size: int = 1) -> int:
+        """Bytes, kept by a rank, of the parameters that require gradients.
+
+        Args:
+            shard_size (int): Ranks that share the parameters. Defaults to 1.
+
+        Returns:
+            int: Bytes.
+        """
+        sizes = zip(self.kept_numels(shard_size), self.itemsizes, self.trainable, strict=True)
+        return sum(numel * size for numel, size, train in sizes if train)
+
     def kept_numels(self, shard_size: int) -> tuple[int, ...]:
         """Elements of the largest shard of each parameter, with the padding of dim 0.
 

@@ -1,10 +1,12 @@
 """Faults that the model itself shows: it is built with its parameters on meta."""
 
 import copy
+import random
 import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.registry import MODELS, TASK_UTILS, DefaultScope
 from torch import nn
@@ -89,7 +91,7 @@ def _check_autocast(optim_wrapper: Any, config: ZeroConfig, only_root: bool, fau
 
 
 def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Module | None:
-    random_state = torch.get_rng_state()
+    random_states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     model = copy.deepcopy(model)
     if cfg.get('data_preprocessor') is not None:
         model.setdefault('data_preprocessor', copy.deepcopy(cfg['data_preprocessor']))
@@ -114,7 +116,9 @@ def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Mod
             faults.add(path, f'cannot be built: {describe_error(error)}')
         return None
     finally:
-        torch.set_rng_state(random_state)
+        torch.set_rng_state(random_states[0])
+        np.random.set_state(random_states[1])
+        random.setstate(random_states[2])
     if not isinstance(built, nn.Module):
         faults.add('model.type', f'builds a {type(built).__name__}; expected a module')
         return None

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -29,6 +30,8 @@ from mmzero.wrappers import ZeroModelWrapper
 
 T = TypeVar('T')
 
+# Hooks before what a sharded model does on all ranks together, besides train_step.
+_SHARED_STEPS = {'before_val_iter': 'its next val_step', 'before_test_iter': 'its next test_step'}
 # Once these hooks have run, the config has brought a loop through.
 _PROOFS = {'after_train_iter': 'train', 'after_val': 'val', 'after_test': 'test'}
 
@@ -81,7 +84,7 @@ class ZeroRunner(CheckpointMixin, Runner):
         self._efficient_conv_bn_eval = cfg.get('efficient_conv_bn_eval')
         for name in ('activation_checkpointing', 'efficient_conv_bn_eval'):
             cfg.pop(name, None)
-        with blaming({**cfg, **given, 'model': model}):
+        with blaming({**cfg, **given, 'model': model}, lambda text: _write_traceback(text, work_dir)):
             super().__init__(model=model, work_dir=work_dir, **kwargs)
         for doubt in doubts:
             self.logger.warning(doubt)
@@ -198,6 +201,9 @@ class ZeroRunner(CheckpointMixin, Runner):
             fn_name (str): As Runner's.
             **kwargs: As Runner's.
         """
+        if fn_name in _SHARED_STEPS and self._wrapper is not None and self._wrapper.engine.shards:
+            # Ranks have the same number of batches here, and wait for each other.
+            started(_SHARED_STEPS[fn_name])
         super().call_hook(fn_name, **kwargs)
         if fn_name in _PROOFS:
             self._proven.add(_PROOFS[fn_name])
@@ -207,7 +213,8 @@ class ZeroRunner(CheckpointMixin, Runner):
         files = [handler for handler in self.logger.handlers if isinstance(handler, logging.FileHandler)]
         for handler in files:
             handler.emit(logging.makeLogRecord(dict(msg=text, levelno=logging.ERROR, levelname='ERROR')))
-        return files[0].baseFilename if files else None
+        # Only rank 0 has a log file.
+        return files[0].baseFilename if files else _write_traceback(text, self.work_dir)
 
     def _check_files(self, *splits: str) -> None:
         faults = Faults()
@@ -312,6 +319,17 @@ class ZeroRunner(CheckpointMixin, Runner):
             return Runner.build_dataloader(dataloader, *args, **kwargs)
         except FileNotFoundError as error:
             raise DataError(f'the data set cannot be read: {error}; put the files there, or set data_root') from error
+
+
+def _write_traceback(text: str, folder: str) -> str | None:
+    """Keep a traceback that is not shown, in a file of this rank's; says where."""
+    path = Path(folder) / f'traceback_rank{dist.get_rank() if dist.is_initialized() else 0}.txt'
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError:
+        return None
+    return str(path)
 
 
 def _from_rank0(work: Callable[[], T]) -> T:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from mmengine.logging import print_log
 from mmengine.model import BaseDataPreprocessor, BaseModel
@@ -95,7 +94,6 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             Any: As the model's.
         """
-        self._started('its next forward', counts=torch.is_grad_enabled())
         return self.engine.forward(*args, **kwargs)
 
     def train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
@@ -115,6 +113,7 @@ class ZeroModelWrapper(nn.Module):
                     'ZeroOptimWrapper on the parameters of the wrapped model'
                 ]
             )
+        started('its next train_step')
         with optim_wrapper.optim_context(self):
             data = self.module.data_preprocessor(data, True)
             losses = BaseModel._run_forward(self, data, mode='loss')
@@ -131,7 +130,6 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``val_step``.
         """
-        self._started('its next val_step')
         with self.engine.reduced_precision():
             return self.module.val_step(data)
 
@@ -144,14 +142,8 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``test_step``.
         """
-        self._started('its next test_step')
         with self.engine.reduced_precision():
             return self.module.test_step(data)
-
-    def _started(self, what: str, counts: bool = False) -> None:
-        # Ranks that hold the whole model may evaluate different numbers of batches.
-        if counts or self.engine.shards:
-            started(what)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """This rank's part of the model's state, under the model's own names."""

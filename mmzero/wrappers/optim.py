@@ -45,6 +45,13 @@ class ZeroOptimWrapper(OptimWrapper):
         except ValueError as error:
             raise ConfigError([f'optim_wrapper.dtype: got {dtype!r}; {error}']) from None
         self.engine.check_autocast(self.dtype)
+        if type(self)._clip_grad is not OptimWrapper._clip_grad:
+            raise ConfigError(
+                [
+                    f'optim_wrapper.type: {type(self).__name__} overrides _clip_grad, which is never called, since the '
+                    'engine clips; override step, or the optimizer'
+                ]
+            )
         # MMEngine takes 'type' out of the dict that it is given.
         clip_grad = None if clip_grad is None else dict(clip_grad)
         super().__init__(optimizer, accumulative_counts, clip_grad)

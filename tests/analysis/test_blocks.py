@@ -24,12 +24,12 @@ def test_what_was_there_before_is_there_from_the_start_until_it_is_freed() -> No
 
 
 def test_a_note_names_a_block_for_its_whole_life() -> None:
-    found = series([alloc(1, 4), alloc(2, 5), NOTED, free(1)], [Note({1: 'gradients', 9: 'gradients'})])
+    found = series([alloc(1, 4), alloc(2, 5), NOTED, free(1)], [{1: (4, 'gradients')}])
     assert found == {'gradients': [4, 4, 4, 0], OTHER: [0, 5, 5, 5]}
 
 
 def test_a_note_does_not_name_what_had_the_address_before() -> None:
-    found = series([alloc(1, 4), free(1), alloc(1, 8), NOTED], [Note({1: 'gradients'})])
+    found = series([alloc(1, 4), free(1), alloc(1, 8), NOTED], [{1: (8, 'gradients')}])
     assert found == {OTHER: [4, 0, 0, 0], 'gradients': [0, 0, 8, 8]}
 
 
@@ -37,12 +37,5 @@ def test_a_release_that_no_event_tells_shows_when_the_address_is_given_out_again
     assert series([alloc(1, 4), alloc(2, 1), alloc(1, 8)]) == {OTHER: [4, 5, 9]}
 
 
-def test_a_watched_block_ends_where_it_is_found_to_be_free() -> None:
-    notes = [Note(watched={0: 1}), Note(released=(0,))]
-    assert series([alloc(1, 4), NOTED, NOTED, alloc(2, 1)], notes) == {OTHER: [4, 4, 0, 1]}
-
-
-def test_a_late_finding_does_not_end_the_next_block_of_the_address() -> None:
-    notes = [Note(watched={0: 1}), Note(released=(0,))]
-    events = [alloc(1, 4), NOTED, free(1), alloc(1, 8), NOTED]
-    assert series(events, notes) == {OTHER: [4, 4, 0, 8, 8]}
+def test_what_is_noted_and_was_never_allocated_was_there_before() -> None:
+    assert series([alloc(1, 4), NOTED], [{2: (6, 'gradients')}]) == {OTHER: [4, 4], 'gradients': [6, 6]}

@@ -57,7 +57,8 @@ CELLS = [
 def faults(cells: list[tuple], reports: list[StepReport]) -> list[str]:
     wrong = []
     for cell, report in zip(cells, reports, strict=True):
-        if not 0.98 <= report.memory_ratio <= 1.02:
+        # DDP: a gradient is there twice until it is in its bucket, which in a model as small as this is all of it.
+        if not 0.98 <= report.memory_ratio <= (1.02 if report.stage else 1.05):
             wrong.append(f'{cell}: memory {report.memory_ratio:.4f}')
         # Clipping sends a few scalars, which count in a model as small as this.
         scalars = 4 * report.collectives.get('all_reduce', 0)

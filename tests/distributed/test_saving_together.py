@@ -45,7 +45,9 @@ def on_one_rank(stage: int, folder: str) -> list[str]:
     faults: list[str] = []
     for alone, (what, work) in itertools.product((0, 1), works.items()):
         if dist.get_rank() == alone:
-            message = f'rank {alone} wants to {what}, but rank {1 - alone} has gone on to its next forward without it'
+            message = (
+                f'rank {alone} wants to {what}, but rank {1 - alone} has gone on to its next train_step without it'
+            )
             with refused(faults, CheckpointError, message, 'if is_main_process()'):
                 work()
         # The other one waits in here for the first.

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,6 +132,16 @@ def compare(found: Record, reference: Record) -> dict[str, float]:
     real = {name: _real(grad) for name, grad in grads.items()}
     moved = {name: (reference['after'][name] - reference['before'][name])[real[name]] for name in grads}
     off = {name: (found['after'][name] - reference['after'][name])[real[name]] for name in grads}
+    for run in (found, reference):
+        numbers = [*run['losses'], *run['norms'], *(tensor.sum() for tensor in run['after'].values())]
+        assert all(math.isfinite(number) for number in numbers), 'a loss, norm or weight is not finite'
+    # Noise moves a weight by no more than others move, and buffers are the same.
+    largest = max(float(values.abs().max()) for values in moved.values() if values.numel())
+    for name in grads:
+        noise = (found['after'][name] - reference['after'][name])[~real[name]]
+        assert not noise.numel() or float(noise.abs().max()) <= 3 * largest, f'{name}: an element without a gradient'
+    for name, buffer in reference['buffers'].items():
+        torch.testing.assert_close(found['buffers'][name], buffer, rtol=1e-6, atol=0, msg=f'buffer {name}')
     still = [name for name in reference['before'] if name not in grads]
     assert all(torch.equal(found['after'][name], reference['after'][name]) for name in still), still
     return dict(

@@ -3,7 +3,7 @@
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.replay import Replay
 from mmzero.engines.fsdp2.stages import StageRules
-from mmzero.policies import Unit, WrapPlan
+from mmzero.policies import WrapPlan
 
 
 def forecast(
@@ -16,7 +16,10 @@ def forecast(
     micro_batches: int,
     state_itemsize: int,
 ) -> Forecast:
-    """Forecast one optimizer step.
+    """Forecast one optimizer step in which every unit runs once per micro-batch, as units are registered.
+
+    What a plan does not say is not in it: units that run twice or not at all, and checkpointed regions that enclose
+    units, whose units stay gathered from the recomputation to the end of their region's backward.
 
     Args:
         plan (WrapPlan): The units.
@@ -25,15 +28,16 @@ def forecast(
         itemsize (int, optional): Bytes per element of gathered units other than the root; None: as stored.
         reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
         micro_batches (int): Per optimizer step.
-        state_itemsize (int): Bytes of optimizer state per trained parameter.
+        state_itemsize (int): Bytes of optimizer state per trained fp32 parameter.
 
     Returns:
         Forecast: The forecast.
     """
     replicas, shard = mesh
-    trained = sum(_trained(unit, shard) for unit in plan.units)
+    # An optimizer's state has the dtype of its parameter.
+    state = sum(unit.trained_bytes(shard) for unit in plan.units) * state_itemsize // 4
     parameters = sum(unit.kept_bytes(shard) for unit in plan.units)
-    lasting = dict(parameters=parameters, optimizer=trained * state_itemsize)
+    lasting = dict(parameters=parameters, optimizer=state)
     replay = Replay(plan, rules, shard, itemsize, reduce_itemsize, lasting, is_replicated=replicas > 1)
     replay.run(micro_batches)
     total, text = _closed(plan, rules, shard, itemsize, micro_batches, state_itemsize, replay.alive_bytes())
@@ -46,11 +50,6 @@ def forecast(
         formula_moved=times * plan.numel * (shard - 1) / shard,
         moved_formula=f'{times}a',
     )
-
-
-def _trained(unit: Unit, shard: int) -> int:
-    numels = unit.kept_numels(shard)
-    return sum(numel for numel, train in zip(numels, unit.trainable, strict=True) if train)
 
 
 def _gathers(rules: StageRules, micro_batches: int) -> int:
@@ -69,14 +68,15 @@ def _moved(plan: WrapPlan, rules: StageRules, replicas: int, shard: int, micro_b
         (place for unit in plan.units for place, train in zip(unit.places, unit.trainable, strict=True) if train),
         default=0,
     )
+    frozen = [unit for unit in plan.units[:-1] if max(unit.places) < first_trained]
     moved = 0.0
     for unit in plan.units:
         kept = sum(n for n, shape in zip(unit.kept_numels(shard), unit.shapes, strict=True) if shape)
-        # Autograd does not come to units before the first one that trains.
-        passed = not unit.name or max(unit.places) >= first_trained
+        # Autograd does not come to units before the first one that trains; the last of them is prefetched in vain.
+        passed = unit not in frozen or unit is max(frozen, key=lambda item: item.places)
         gathers = _gathers(rules, micro_batches) if passed else min(_gathers(rules, micro_batches), micro_batches)
         reductions = _reductions(rules, micro_batches)
-        trained = _trained(unit, shard)
+        trained = unit.trained_numel(shard)
         moved += (shard - 1) * (gathers * kept + reductions * trained)
         moved += 2 * (replicas - 1) / replicas * reductions * trained
     return moved
