@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_the_tool(tmp_path: Path) -> None:
     out = tmp_path / 'folder' / 'overhead.json'
     tool = ROOT / 'tools/analysis_tools/benchmark.py'
     options = ['--quick', '--rounds', 3, '--width', 24, '--depth', DEPTH, '--stages', 1, 3, '--out', out]
-    printed = succeed('python', tool, *options)
+    printed = succeed(sys.executable, tool, *options)
     assert printed.count('are equal in collectives') == 2
     for name in (PAIR, BY_HAND, FSDP1, DDP):
         assert printed.count(f'\n{name} ') == 2
@@ -123,6 +124,6 @@ def test_the_tool(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('wrong', [('--stages', 0), ('--width', 25)])
 def test_wrong_options_are_refused_before_ranks_start(wrong: tuple) -> None:
-    done = run('python', ROOT / 'tools/analysis_tools/benchmark.py', *wrong)
+    done = run(sys.executable, ROOT / 'tools/analysis_tools/benchmark.py', *wrong)
     assert done.returncode == 2
     assert wrong[0] in done.stdout and 'Traceback' not in done.stdout
