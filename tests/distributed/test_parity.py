@@ -53,9 +53,8 @@ def check_half(world_size: int, model: str, settings: list[str], seeds: int = 5)
         assert max(values.values()) <= parity.HALF_BOUND, (cell, values)
 
 
-@pytest.mark.parametrize('model', ['vit', 'decoder'])
-def test_bf16_stays_as_close_to_fp32_as_ddp_does(model: str) -> None:
-    check_half(2, model, ['stage 1', 'stage 3'])
+def test_bf16_stays_as_close_to_fp32_as_ddp_does() -> None:
+    check_half(2, 'vit', ['stage 1', 'stage 3'])
 
 
 @pytest.mark.slow
