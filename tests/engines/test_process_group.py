@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mmzero._compat import group_timeout
 from mmzero.engines import LAUNCHERS, init_process_group, process_group, world_size_of
 from mmzero.engines.build import this_device
 from mmzero.errors import ConfigError
@@ -153,3 +154,8 @@ def test_naming_the_device_does_not_start_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'current_device', start)
     monkeypatch.setenv('LOCAL_RANK', '3')
     assert this_device() == torch.device('cuda', 3)
+
+
+def test_the_groups_own_timeout_is_found(group: None) -> None:
+    init_process_group('none', timeout=77)
+    assert group_timeout().total_seconds() == 77
