@@ -86,6 +86,20 @@ def test_the_place_of_a_failure_is_named(tmp_path: Any) -> None:
         vector_runner(tmp_path, model=dict(type=FailingModel)).train()
 
 
+@HOOKS.register_module(force=True)
+class BrokenHook(Hook):
+    """A mistake in a constructor."""
+
+    def __init__(self) -> None:
+        raise ZeroDivisionError
+
+
+def test_the_traceback_is_kept_where_there_is_no_log_file_yet(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r'custom_hooks\[0\]: ZeroDivisionError.*traceback_rank0\.txt'):
+        vector_runner(tmp_path, custom_hooks=[dict(type='BrokenHook')])
+    assert 'ZeroDivisionError' in (tmp_path / 'traceback_rank0.txt').read_text()
+
+
 def failing(error: Exception) -> Any:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error

@@ -118,3 +118,16 @@ def test_plain_runner_on_many_is_refused_when_it_wraps(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="runner_type: Runner .* add runner_type = 'mmzero.ZeroRunner'"):
         run_plainly(tmp_path)
     assert not dist.is_initialized()
+
+
+class OwnClipping(ZeroOptimWrapper):
+    """Overrides what the engine does."""
+
+    def _clip_grad(self) -> None:
+        """Never called."""
+
+
+def test_an_override_that_would_never_be_called(wrap):
+    model = wrap(stage=3)
+    with pytest.raises(ConfigError, match='OwnClipping overrides _clip_grad, which is never called'):
+        OwnClipping(torch.optim.SGD(model.parameters(), lr=0.1))
