@@ -1,8 +1,10 @@
 """How the tools run: errors on one screen, signals that end every rank."""
 
+import atexit
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -25,7 +27,9 @@ def run_tool(main: Callable[[], None]) -> None:
     Errors that the user can mend are printed by one rank, without a traceback, and end the process with exit code
     2; other errors keep their traceback, with exit code 1. A process that fails leaves at once, without waiting for
     ranks that wait for it: its closed connections end them. SIGINT (Ctrl-C) and SIGTERM end each process where it
-    is, even inside a collective; checkpoints are written under another name until they are complete.
+    is, even inside a collective; checkpoints are written under another name until they are complete. A process that
+    succeeds runs what was registered with ``atexit`` and ends without Python's own finalization; see
+    [Note: the end of a rank].
 
     Args:
         main (Callable[[], None]): What to run.
@@ -49,8 +53,7 @@ def run_tool(main: Callable[[], None]) -> None:
     except Exception:
         traceback.print_exc()
         _leave(1)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    _end()
 
 
 def _launched() -> bool:
@@ -59,6 +62,21 @@ def _launched() -> bool:
 
 def _rank() -> int:
     return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+
+
+# [Note: the end of a rank]
+# gloo's threads let go of a collective's tensors after they have told us that it is done, and need the interpreter for
+# it. Where that falls into Python's finalization, the process aborts ("terminate called without an active exception",
+# pytorch#179291), and a training that is complete ends with exit code 134. destroy_process_group does not join these
+# threads, since torch itself still holds the group. So the exit handlers run, as they would have, and then the process
+# ends as multiprocessing's do.
+def _end() -> None:
+    if not dist.is_initialized():
+        return
+    dist.destroy_process_group()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    _leave(0)
 
 
 def _leave(code: int) -> NoReturn:
