@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from torch import nn
+from typing_extensions import override
 
 from mmzero.errors import PlanError, near_names
-from mmzero.policies.plan import WrapPlan, make_plan
+from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.registry import WRAP_POLICIES
 
 
 @WRAP_POLICIES.register_module()
-class ModuleClassPolicy:
+class ModuleClassPolicy(WrapPolicy):
     """Every module of one of the given classes is a unit.
 
     Good units are the repeated blocks of a backbone, encoder or decoder: modules that run on every rank,
@@ -32,20 +33,16 @@ class ModuleClassPolicy:
             raise ValueError(f'classes: expected a list of class names; got {classes!r}')
         self.classes = tuple(names)
 
-    def __call__(self, model: nn.Module) -> WrapPlan:
-        """Choose the units.
-
-        Args:
-            model (nn.Module): The model; its parameters may be on the meta device.
-
-        Returns:
-            WrapPlan: The plan.
-        """
+    @override
+    def choose(self, model: nn.Module) -> Choice:
         modules = {name: module for name, module in model.named_modules() if name}
         bases = {name: _class_names(module) for name, module in modules.items()}
         self._check_present(model, modules, bases)
-        units = [name for name, classes in bases.items() if classes.intersection(self.classes)]
-        return make_plan(model, units, f'ModuleClassPolicy({", ".join(self.classes)})')
+        return Choice(tuple(name for name, classes in bases.items() if classes.intersection(self.classes)))
+
+    @override
+    def __str__(self) -> str:
+        return f'ModuleClassPolicy({", ".join(self.classes)})'
 
     def _check_present(self, model: nn.Module, modules: dict[str, nn.Module], bases: dict[str, set[str]]) -> None:
         present = set().union(*bases.values())

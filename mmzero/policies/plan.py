@@ -1,11 +1,34 @@
 """The wrap plan: which modules are gathered and freed together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from mmzero.errors import PlanError
+
+
+@dataclass(frozen=True)
+class UnitRules:
+    """How one unit is treated where that differs from the rest; None: as the stage and the precision say.
+
+    Args:
+        reshard_after_forward (bool or int or str, optional): Whether its gathered parameters are freed after
+            forward; a number of ranks, or 'node' for those of one node: resharded to so many, so that backward
+            gathers among them alone.
+        param_dtype (torch.dtype, optional): In which it is gathered.
+        cast_forward_inputs (bool, optional): Whether floating inputs of its forward are cast to ``param_dtype``.
+        shard_dim (int, optional): The dimension along which its parameters are split; those with fewer dimensions
+            are split along dim 0.
+        shard (bool): False: every rank keeps it whole, and gradients are averaged by all-reduce.
+    """
+
+    reshard_after_forward: bool | int | str | None = None
+    param_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool | None = None
+    shard_dim: int | None = None
+    shard: bool = True
 
 
 @dataclass(frozen=True)
@@ -21,6 +44,7 @@ class Unit:
         trainable (tuple[bool, ...]): Which of them require gradients.
         places (tuple[int, ...]): Their indices in the order in which the model registers all its parameters,
             which is about the order in which forward uses them.
+        rules (UnitRules): How it differs from other units.
     """
 
     name: str
@@ -30,6 +54,7 @@ class Unit:
     itemsizes: tuple[int, ...]
     trainable: tuple[bool, ...]
     places: tuple[int, ...]
+    rules: UnitRules = UnitRules()
 
     @property
     def numel(self) -> int:
@@ -106,10 +131,12 @@ class WrapPlan:
     Args:
         units (tuple[Unit, ...]): The units; their parameters are disjoint and cover the model.
         policy (str): What chose them, for tables and errors.
+        notes (tuple[str, ...]): Why these, a line per group.
     """
 
     units: tuple[Unit, ...]
     policy: str
+    notes: tuple[str, ...] = ()
 
     @property
     def root(self) -> Unit:
@@ -122,13 +149,14 @@ class WrapPlan:
         return sum(unit.numel for unit in self.units)
 
 
-def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str) -> WrapPlan:
+def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: Sequence[str] = ()) -> WrapPlan:
     """Divide a model's parameters among units.
 
     Args:
         model (nn.Module): The model; its parameters may be on the meta device.
         unit_names (Iterable[str]): Paths of the modules that are units; the root is added.
         policy (str): What chose them.
+        notes (Sequence[str]): Why these. Defaults to none.
 
     Returns:
         WrapPlan: The plan, innermost units first.
@@ -158,7 +186,7 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str) -> WrapP
     place = {name: index for index, name in enumerate(modules)}
     order = sorted(names, key=lambda name: (-name.count('.'), place[name]))
     units = [_unit(name, modules[name], owned[name]) for name in [*order, ''] if owned[name] or not name]
-    return WrapPlan(tuple(units), policy)
+    return WrapPlan(tuple(units), policy, tuple(notes))
 
 
 def _unit(name: str, module: nn.Module, params: list[tuple[int, str, nn.Parameter]]) -> Unit:

@@ -1,0 +1,58 @@
+"""What every wrap policy is."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import nn
+
+from mmzero.policies.plan import WrapPlan, make_plan
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The modules that a policy wants as units.
+
+    Args:
+        units (tuple[str, ...]): Their paths in the model.
+        notes (tuple[str, ...]): Why, a line per group of modules; shown with the plan.
+    """
+
+    units: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+class WrapPolicy(ABC):
+    """Chooses which modules of a model are units. Pure: it neither changes nor runs the model."""
+
+    @abstractmethod
+    def choose(self, model: nn.Module) -> Choice:
+        """Choose the units.
+
+        Args:
+            model (nn.Module): The model; its parameters may be on the meta device.
+
+        Returns:
+            Choice: The units, without the root.
+
+        Raises:
+            PlanError: If what the policy names is not in the model.
+        """
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The policy as tables and errors name it."""
+
+    def __call__(self, model: nn.Module) -> WrapPlan:
+        """Plan the units of a model.
+
+        Args:
+            model (nn.Module): The model; its parameters may be on the meta device.
+
+        Returns:
+            WrapPlan: The plan.
+
+        Raises:
+            PlanError: If the policy does not fit the model.
+        """
+        choice = self.choose(model)
+        return make_plan(model, choice.units, str(self), choice.notes)
