@@ -1,6 +1,6 @@
 """The FSDP2 engine."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from typing_extensions import override
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
+from mmzero.engines.fsdp2.cpu_norms import Float32Norms
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
@@ -36,7 +37,7 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
-        if self.config.precision.param_dtype in (None, torch.float32):
+        if not self._is_reduced():
             return
         for unit in plan.units[:-1]:
             for name, layer in model.get_submodule(unit.name).named_modules():
@@ -101,9 +102,9 @@ class FSDP2Engine(ParamGradEngine):
                 param_dtype=param_dtype,
                 reduce_dtype=precision.reduce_dtype,
                 output_dtype=precision.output_dtype if unit.name else None,
-                # Autocast casts what an operator wants, so that boxes and reference points keep their
-                # precision. torch's CPU layer_norm is not on autocast's list and refuses mixed dtypes.
-                cast_forward_inputs=self.device.type == 'cpu',
+                # Autocast casts what an operator wants, so that boxes, reference points and residual streams
+                # keep their precision.
+                cast_forward_inputs=False,
             ),
             ignored_params=ignored,
         )
@@ -116,7 +117,20 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.root(*args, **kwargs)  # type: ignore[operator]
+        with self._norms():
+            return self.root(*args, **kwargs)  # type: ignore[operator]
+
+    @override
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        # Recomputation is a forward.
+        with self._norms():
+            super().backward(loss, **kwargs)
+
+    def _is_reduced(self) -> bool:
+        return self.config.precision.param_dtype not in (None, torch.float32)
+
+    def _norms(self) -> AbstractContextManager:
+        return Float32Norms() if self._is_reduced() and self.device.type == 'cpu' else nullcontext()
 
     @override
     def micro_step(self, is_last: bool) -> None:
@@ -164,7 +178,9 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def reduced_precision(self) -> AbstractContextManager:
+        stack = ExitStack()
         dtype = self.config.precision.param_dtype
-        if dtype is None or dtype == torch.float32:
-            return nullcontext()
-        return units_alone_in(dtype, self.units, self.device.type)
+        if dtype is not None and self._is_reduced():
+            stack.enter_context(self._norms())
+            stack.enter_context(units_alone_in(dtype, self.units, self.device.type))
+        return stack
