@@ -24,9 +24,11 @@ def _option(default: Any, read: Reader | type) -> Any:
 
 
 def wrap_policy(value: Any) -> Any:
-    """A reader for a policy's name, its dict, or a function from a model to a plan."""
+    """A reader for a policy's name, its dict, a list of policies, or a function."""
     if value is None or callable(value) or isinstance(value, str):
         return value
+    if isinstance(value, (list, tuple)) and value:
+        return [wrap_policy(item) for item in value]
     if isinstance(value, Mapping) and (isinstance(value.get('type'), str) or callable(value.get('type'))):
         return value
     raise ValueError("expected a policy's name, or a dict with type, such as dict(type='ModuleClassPolicy', ...)")
@@ -131,8 +133,8 @@ class ZeroConfig:
         stage (int): ZeRO stage: 0 (DDP), 1, 2 or 3. Defaults to 3.
         engine (str): What does the sharding. Defaults to 'fsdp2'.
         mesh (MeshConfig): Arrangement of the ranks.
-        wrap_policy: Name, dict or callable that says which modules are units. Defaults to None: the whole
-            model is one unit.
+        wrap_policy: Name, dict, list or callable that says which modules are units
+            (:func:`mmzero.policies.build_policy`). None: the whole model is one unit. Defaults to 'AutoPolicy'.
         precision (PrecisionConfig): Data types of the units.
         offload (OffloadConfig): What leaves the GPU between its uses; not supported yet.
         activation_checkpointing (tuple[str, ...]): Names of modules whose activations are recomputed in
@@ -149,7 +151,7 @@ class ZeroConfig:
     stage: int = _option(3, one_of(0, 1, 2, 3))
     engine: str = _option('fsdp2', engine_name)
     mesh: MeshConfig = _option(MeshConfig(), MeshConfig)
-    wrap_policy: Any = _option(None, wrap_policy)
+    wrap_policy: Any = _option('AutoPolicy', wrap_policy)
     precision: PrecisionConfig = _option(PrecisionConfig(), PrecisionConfig)
     offload: OffloadConfig = _option(OffloadConfig(), OffloadConfig)
     activation_checkpointing: tuple[str, ...] = _option((), module_names)
@@ -169,6 +171,8 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     Returns:
         ZeroConfig: The config, with defaults where a field has a fault.
     """
+    if 'auto_wrap_policy' in cfg:
+        cfg = _with_policy_of_fsdp(cfg, path, faults)
     config = read_fields(ZeroConfig, cfg, path, faults)
     _refuse_offload(config.offload, f'{path}.offload', faults)
     # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
@@ -181,6 +185,13 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
             if getattr(config, name):
                 faults.add(f'{path}.{name}', f'is an argument of DDP and needs stage=0; got stage={config.stage}')
     return config
+
+
+def _with_policy_of_fsdp(cfg: dict, path: str, faults: Faults) -> dict:
+    """MMFullyShardedDataParallel's name of ``wrap_policy``."""
+    if 'wrap_policy' in cfg:
+        faults.add(f'{path}.auto_wrap_policy', "is MMFullyShardedDataParallel's name of wrap_policy; give one of them")
+    return {'wrap_policy' if key == 'auto_wrap_policy' else key: value for key, value in cfg.items()}
 
 
 def _refuse_offload(offload: OffloadConfig, path: str, faults: Faults) -> None:

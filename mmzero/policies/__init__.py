@@ -1,8 +1,33 @@
 """Wrap policies: from a model to the plan of its units. Pure: nothing here shards or communicates."""
 
+from mmzero.policies.auto import AutoPolicy
 from mmzero.policies.build import build_policy
+from mmzero.policies.combine import AllOf, AnyOf, Not
+from mmzero.policies.depth import DepthPolicy
+from mmzero.policies.eligible import ineligible
 from mmzero.policies.module_class import ModuleClassPolicy
-from mmzero.policies.plan import Unit, WrapPlan, make_plan
+from mmzero.policies.module_name import ModuleNamePolicy
+from mmzero.policies.plan import Unit, UnitRules, WrapPlan, make_plan
+from mmzero.policies.policy import Choice, WrapPolicy
+from mmzero.policies.size import SizePolicy
 from mmzero.policies.table import plan_table
 
-__all__ = ['ModuleClassPolicy', 'Unit', 'WrapPlan', 'build_policy', 'make_plan', 'plan_table']
+__all__ = [
+    'AllOf',
+    'AnyOf',
+    'AutoPolicy',
+    'Choice',
+    'DepthPolicy',
+    'ModuleClassPolicy',
+    'ModuleNamePolicy',
+    'Not',
+    'SizePolicy',
+    'Unit',
+    'UnitRules',
+    'WrapPlan',
+    'WrapPolicy',
+    'build_policy',
+    'ineligible',
+    'make_plan',
+    'plan_table',
+]

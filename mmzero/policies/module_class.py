@@ -6,6 +6,7 @@ from torch import nn
 from typing_extensions import override
 
 from mmzero.errors import PlanError, near_names
+from mmzero.policies.eligible import check_units
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.registry import WRAP_POLICIES
 
@@ -38,7 +39,9 @@ class ModuleClassPolicy(WrapPolicy):
         modules = {name: module for name, module in model.named_modules() if name}
         bases = {name: _class_names(module) for name, module in modules.items()}
         self._check_present(model, modules, bases)
-        return Choice(tuple(name for name, classes in bases.items() if classes.intersection(self.classes)))
+        units = [name for name, classes in bases.items() if classes.intersection(self.classes)]
+        check_units(model, [name for name in units if _has_parameters(modules[name])])
+        return Choice(tuple(units))
 
     @override
     def __str__(self) -> str:

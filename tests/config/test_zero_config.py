@@ -29,7 +29,7 @@ def faults_of(**cfg):
 def test_defaults():
     config = read()
     assert config == ZeroConfig()
-    assert (config.stage, config.engine, config.wrap_policy) == (3, 'fsdp2', None)
+    assert (config.stage, config.engine, config.wrap_policy) == (3, 'fsdp2', 'AutoPolicy')
     assert config.mesh.sizes(4) == (1, 4)
     assert config.precision.reduce_dtype == torch.float32
 

@@ -232,8 +232,8 @@ def half_precision(world_size: int, model: str, settings: Sequence[str], seeds: 
         seeds (int): Runs of each. Defaults to 5.
 
     Returns:
-        dict[Cell, dict[str, float]]: Ratios of distances to fp32 DDP, in the mean over seeds and ranks: a rank sees only its
-            own losses, and single ones come as near as chance has it.
+        dict[Cell, dict[str, float]]: Ratios of distances to fp32 DDP, in the mean over seeds and ranks: a rank sees its
+            own losses alone, and single ones come as near as chance has it.
     """
     cells = [Cell(setting, 'blocks', 1, 'norm', 'adamw', model) for setting in settings]
     ranks = run_ranks(world_size, half_on_rank, cells, seeds)

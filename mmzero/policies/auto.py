@@ -1,0 +1,173 @@
+"""The default policy: the repeated blocks of a model, found by structure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from torch import nn
+from typing_extensions import override
+
+from mmzero.policies.eligible import ineligible
+from mmzero.policies.policy import Choice, WrapPolicy
+from mmzero.policies.tied import without_tied
+from mmzero.registry import WRAP_POLICIES
+
+MAJORITY = 2 / 3
+"""Share of a module's parameters from which on what repeats inside of it is what it consists of."""
+
+LARGE = 1 / 5
+"""Share of the model above which a unit is divided even where that takes more units than it is worth otherwise."""
+
+GAIN = 0.9
+"""A finer division has to bring the peak below this part of the coarser one's."""
+
+TOO_SMALL = 0.01
+"""Share of the peak that the smallest units, left to what holds them, may add to it together."""
+
+
+@WRAP_POLICIES.register_module()
+class AutoPolicy(WrapPolicy):
+    """Finds the repeated blocks of backbones, encoders and decoders by structure, and makes each a unit.
+
+    Every rank has to run a unit in every step, through its own forward; modules of which the code says otherwise are
+    never chosen: heads, what works on the regions or experts that the data pick, what is entered by another method or
+    reached into from outside (:func:`mmzero.policies.eligible.ineligible`). Of the others, modules of one class that
+    occur at least twice and hold at least two weights are candidates. Where candidates lie within each other:
+
+    - a module that consists of a longer chain of blocks (a stage of a Swin) is divided into those, where that lowers
+      the peak of gathered parameters, root unit + two consecutive units, by a tenth;
+    - what a block consists of (its attention, its FFN) is not divided further: more units cost more collectives, each
+      with its latency, and leave less computation to hide one behind.
+
+    The smallest units, as far as they add less than a hundredth to the peak, are left to what holds them, and so are
+    units that share a tied parameter. A model without repeated blocks is one unit. Each decision is a line of the
+    plan's notes.
+    """
+
+    @override
+    def choose(self, model: nn.Module) -> Choice:
+        found = _Blocks(model)
+        names = found.blocks_in('')
+        names, tied = without_tied(model, names)
+        kept = found.without_small(names)
+        if not kept:
+            return Choice((), ('AutoPolicy: no block is repeated; the whole model is one unit', *tied))
+        return Choice(tuple(kept), (*found.notes(names, kept), *tied))
+
+    @override
+    def __str__(self) -> str:
+        return 'AutoPolicy'
+
+
+class _Blocks:
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules())
+        self.order = {name: index for index, name in enumerate(self.modules)}
+        self.numels = {name: sum(p.numel() for p in module.parameters()) for name, module in self.modules.items()}
+        self.reasons = ineligible(model)
+        self.kinds = self._repeated()
+        self.children: dict[str, list[str]] = defaultdict(list)
+        for name in self.modules:
+            if name:
+                self.children[name.rpartition('.')[0]].append(name)
+        self.divided: dict[str, bool] = {}
+
+    def _repeated(self) -> dict[str, str]:
+        """Candidates by path, with the kind that they are alike in."""
+        kinds = {
+            name: _kind(module)
+            for name, module in self.modules.items()
+            if name and name not in self.reasons and _number_of_weights(module) >= 2
+        }
+        # A pattern are modules of one kind beside each other: single layers and projections are built alike anywhere.
+        beside = Counter((self._place(name), kind) for name, kind in kinds.items())
+        repeated = {kind for (_, kind), count in beside.items() if count > 1}
+        return {name: kind for name, kind in kinds.items() if kind in repeated}
+
+    def _place(self, name: str) -> str:
+        """What a module is beside others in: what holds it, or for Sequentials the very container."""
+        return name.rpartition('.')[0] if type(self.modules[name]) is nn.Sequential else self._owner(name)
+
+    def blocks_in(self, path: str) -> list[str]:
+        """The units below a module, the outermost that are blocks."""
+        blocks: list[str] = []
+        for child in self.children[path]:
+            if child in self.kinds and not self._is_divided(self.kinds[child]):
+                blocks.append(child)
+            else:
+                blocks += self.blocks_in(child)
+        return blocks
+
+    def _is_divided(self, kind: str) -> bool:
+        if kind not in self.divided:
+            alike = [name for name, other in self.kinds.items() if other == kind]
+            # A kind that occurs in itself is not asked about again.
+            self.divided[kind] = False
+            self.divided[kind] = self._consists_of_blocks(alike)
+        return self.divided[kind]
+
+    def _consists_of_blocks(self, alike: list[str]) -> bool:
+        inner = {name: self.blocks_in(name) for name in alike}
+        blocks = [block for group in inner.values() for block in group]
+        share = sum(self.numels[block] for block in blocks) / sum(self.numels[name] for name in alike)
+        if all(type(self.modules[name]) is nn.Sequential for name in alike):
+            return share > 1 / 2
+        chains = [count for group in inner.values() for count in Counter(self.kinds[block] for block in group).values()]
+        longest = max(chains, default=0)
+        if share < MAJORITY or longest < 2:
+            return False
+        if all(isinstance(self.modules[name], nn.Sequential) for name in alike):
+            return True
+        is_large = max(self.numels[name] for name in alike) > LARGE * self.numels['']
+        abreast = max(Counter(self._owner(name) for name in alike).values())
+        return (is_large or longest > abreast) and self.peak(blocks) < GAIN * self.peak(alike)
+
+    def _owner(self, name: str) -> str:
+        while name:
+            name = name.rpartition('.')[0]
+            if not isinstance(self.modules[name], (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+                return name
+        return ''
+
+    def peak(self, names: Sequence[str]) -> int:
+        """Elements gathered at the peak: the root unit and two consecutive units."""
+        sizes = [self.numels[name] for name in sorted(names, key=self.order.__getitem__)]
+        pairs = [sum(sizes[index : index + 2]) for index in range(len(sizes))]
+        return self.numels[''] - sum(sizes) + max(pairs, default=0)
+
+    def without_small(self, names: list[str]) -> list[str]:
+        """Leave out the smallest, as long as that adds little to the peak."""
+        allowed = TOO_SMALL * self.peak(names)
+        left_out = set()
+        for name in sorted(names, key=self.numels.__getitem__):
+            allowed -= self.numels[name]
+            if allowed < 0:
+                break
+            left_out.add(name)
+        return [name for name in names if name not in left_out]
+
+    def notes(self, names: list[str], kept: list[str]) -> list[str]:
+        lines = []
+        for kind in dict.fromkeys(self.kinds[name] for name in names):
+            group = [name for name in names if self.kinds[name] == kind]
+            chosen = [name for name in kept if self.kinds[name] == kind]
+            lines.append(self._note(type(self.modules[group[0]]).__name__, group, chosen))
+        return lines
+
+    def _note(self, class_name: str, group: list[str], chosen: list[str]) -> str:
+        small = f'{len(group) - len(chosen)} of them too small to be worth a collective' if chosen != group else ''
+        sizes = [self.numels[name] for name in group]
+        span = f'{min(sizes):,}' if min(sizes) == max(sizes) else f'{min(sizes):,} to {max(sizes):,}'
+        return f'{class_name}: repeated {len(group)} times ({group[0]} ... {group[-1]}), {span} parameters each' + (
+            f'; {small}' if small else ''
+        )
+
+
+def _kind(module: nn.Module) -> str:
+    """Modules of one kind are alike: of one class, or Sequentials of the same classes."""
+    if type(module) is nn.Sequential:
+        return f'Sequential({", ".join(_kind(child) for child in module)})'
+    return f'{type(module).__module__}.{type(module).__qualname__}'
+
+
+def _number_of_weights(module: nn.Module) -> int:
+    return sum(param.dim() > 1 for param in module.parameters())

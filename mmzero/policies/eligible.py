@@ -1,0 +1,128 @@
+"""Which modules may be units at all, whatever a policy prefers."""
+
+from collections.abc import Iterable, Iterator
+
+from mmengine.model import BaseModel
+from torch import nn
+
+from mmzero.errors import PlanError
+from mmzero.policies.reach import Reach, reaches
+
+
+def ineligible(model: nn.Module) -> dict[str, str]:
+    """Say which modules cannot be units, or not safely, and why.
+
+    A unit is gathered when its forward begins and freed when it ends, and every rank takes part in both. So it has to
+    be called on every rank, in every step, through its own forward, and nothing in it may be used from outside.
+
+    Args:
+        model (nn.Module): The model; its parameters may be on the meta device.
+
+    Returns:
+        dict[str, str]: Reasons by the path of a module; modules without parameters are left out.
+    """
+    found = reaches(model)
+    reasons: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if name and next(module.parameters(), None) is not None:
+            reason = next(_reasons(model, name, module, found, reasons), '')
+            if reason:
+                reasons[name] = reason
+    return reasons
+
+
+def check_units(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse units that a user named and that cannot work.
+
+    Args:
+        model (nn.Module): The model; its parameters may be on the meta device.
+        names (Iterable[str]): Paths of the units.
+
+    Raises:
+        PlanError: If something in a unit is used from outside of its forward.
+    """
+    found = reaches(model)
+    faults = []
+    for name in names:
+        inside = found[name].inside if name in found else {}
+        for below, place in list(inside.items())[:1]:
+            faults.append(
+                f'{name} ({type(model.get_submodule(name)).__name__}) cannot be a unit: {place} uses {below} outside '
+                'of its forward, where it is sharded; leave it out of the policy'
+            )
+    if faults:
+        raise PlanError('; '.join(faults))
+
+
+def _reasons(
+    model: nn.Module, name: str, module: nn.Module, found: dict[str, Reach], above: dict[str, str]
+) -> Iterator[str]:
+    if has_no_forward(module):
+        yield 'has no forward of its own'
+    if name in found:
+        reach = found[name]
+        if reach.inside:
+            below, place = next(iter(reach.inside.items()))
+            yield f'{below} is used from outside: {place}'
+        if reach.methods:
+            method, place = next(iter(reach.methods.items()))
+            yield f'is entered by {method}: {place}'
+    for path in _paths_above(name):
+        if path in found and found[path].skipped:
+            yield f'{path} may be skipped: {found[path].skipped}'
+        if pools_regions(model.get_submodule(path)):
+            yield f'{path} works on the regions that a rank finds'
+    if is_head(module):
+        yield 'is a head'
+    owner = _owner(model, name)
+    if owner and is_head(model.get_submodule(owner)):
+        yield f'belongs to the head {owner}'
+
+
+def has_no_forward(module: nn.Module) -> bool:
+    """Whether a module is a mere container, which nothing can call.
+
+    Args:
+        module (nn.Module): The module.
+
+    Returns:
+        bool: Whether it is.
+    """
+    return type(module).forward is nn.Module.forward
+
+
+def is_head(module: nn.Module) -> bool:
+    """Whether a module computes losses, as heads of OpenMMLab do, and is no model by itself.
+
+    Args:
+        module (nn.Module): The module.
+
+    Returns:
+        bool: Whether it is.
+    """
+    return callable(getattr(type(module), 'loss', None)) and not isinstance(module, BaseModel)
+
+
+def pools_regions(module: nn.Module) -> bool:
+    """Whether a head pools features of regions (mmdet's RoI extractors): one rank may have none of them.
+
+    Args:
+        module (nn.Module): The module.
+
+    Returns:
+        bool: Whether it does.
+    """
+    return is_head(module) and any(hasattr(child, 'roi_layers') for child in module.modules())
+
+
+def _paths_above(name: str) -> list[str]:
+    parts = name.split('.')
+    return ['.'.join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def _owner(model: nn.Module, name: str) -> str:
+    """The nearest module above that is no mere container of layers."""
+    for path in _paths_above(name)[1:]:
+        if not isinstance(model.get_submodule(path), (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+            return path
+    return ''

@@ -1,0 +1,56 @@
+"""Units by the qualified name of a module."""
+
+from collections.abc import Sequence
+
+from torch import nn
+from typing_extensions import override
+
+from mmzero.errors import PlanError, near_names
+from mmzero.policies.eligible import check_units, has_no_forward
+from mmzero.policies.patterns import matches
+from mmzero.policies.policy import Choice, WrapPolicy
+from mmzero.registry import WRAP_POLICIES
+
+
+@WRAP_POLICIES.register_module()
+class ModuleNamePolicy(WrapPolicy):
+    """Every module whose qualified name matches a pattern is a unit.
+
+    Args:
+        names (Sequence[str]): Patterns, segment by segment: ``*`` is any part of one segment, ``**`` any number of
+            segments, so that ``backbone.layers.*`` names the layers and not what is in them.
+
+    Raises:
+        ValueError: If no pattern is given.
+        PlanError: When called with a model in which a pattern names nothing, or something that cannot be a unit.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        patterns = list(names) if isinstance(names, Sequence) and not isinstance(names, str) else []
+        if not patterns or not all(isinstance(name, str) and name for name in patterns):
+            raise ValueError(f"names: expected a list of patterns, such as ['backbone.layers.*']; got {names!r}")
+        self.names = tuple(patterns)
+
+    @override
+    def choose(self, model: nn.Module) -> Choice:
+        modules = {name: module for name, module in model.named_modules() if name}
+        filled = [name for name, module in modules.items() if next(module.parameters(), None) is not None]
+        found = {pattern: [name for name in filled if matches(pattern, name)] for pattern in self.names}
+        missing = [pattern for pattern, names in found.items() if not names]
+        if missing:
+            hints = ' '.join(f'{pattern!r}{near_names(pattern, filled)}' for pattern in missing)
+            raise PlanError(f'no module of {type(model).__name__} with parameters is named {hints}')
+        for pattern, names in found.items():
+            for name in names:
+                if has_no_forward(modules[name]):
+                    raise PlanError(
+                        f'{pattern!r} names {name}, a {type(modules[name]).__name__}, which has no forward of its own; '
+                        f"name what is in it, such as '{name}.*'"
+                    )
+        units = [name for name in filled if any(name in names for names in found.values())]
+        check_units(model, units)
+        return Choice(tuple(units))
+
+    @override
+    def __str__(self) -> str:
+        return f'ModuleNamePolicy({", ".join(self.names)})'

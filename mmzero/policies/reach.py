@@ -1,0 +1,110 @@
+"""Which modules of a model the code of other modules calls, picks, or reaches into."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from mmzero.policies.sources import EACH, PICKED, Use, calls_itself, uses_of
+
+
+@dataclass
+class Reach:
+    """What is done to one module by code outside of it.
+
+    Args:
+        skipped (str): Where the data, or a random draw, decides whether it runs; empty: nowhere.
+        methods (dict[str, str]): Its methods other than forward that are called, and where.
+        inside (dict[str, str]): Paths of modules and parameters strictly below it that are used, and where.
+    """
+
+    skipped: str = ''
+    methods: dict[str, str] = field(default_factory=dict)
+    inside: dict[str, str] = field(default_factory=dict)
+
+
+def reaches(model: nn.Module) -> dict[str, Reach]:
+    """Read the sources of a model's classes and resolve what they say on its tree of modules.
+
+    Args:
+        model (nn.Module): The model; its parameters may be on the meta device.
+
+    Returns:
+        dict[str, Reach]: By the path of a module. See [Note: reading a model's code] for what cannot be seen.
+    """
+    found: dict[str, Reach] = defaultdict(Reach)
+    for name, module in model.named_modules():
+        for use in uses_of(type(module)):  # type: ignore[arg-type]
+            for target, rest in _resolve(module, use.path):
+                _note(found, module, name, target, rest, use)
+    return dict(found)
+
+
+def _note(found: dict[str, Reach], owner: nn.Module, name: str, target: str, rest: tuple[str, ...], use: Use) -> None:
+    module = owner.get_submodule(target)
+    below = f'{name}.{target}'.strip('.')
+    if rest and rest[0] in module._parameters:
+        if module._parameters[rest[0]] is not None and not set(rest[1:2]) & _HARMLESS:
+            _note_inside(found, name, f'{below}.{rest[0]}', use)
+        return
+    if rest:
+        if use.is_called and len(rest) == 1 and target and _is_method(module, rest[0]):
+            found[below].methods.setdefault(rest[0], use.place)
+            _note_inside(found, name, below, use)
+        return
+    if not target or next(module.parameters(), None) is None:
+        return
+    _note_inside(found, name, below, use)
+    if PICKED in use.path or use.may_skip and not _never_drawn(owner, use):
+        found[below].skipped = found[below].skipped or use.place
+
+
+def _note_inside(found: dict[str, Reach], name: str, below: str, use: Use) -> None:
+    """For every module between the one whose code it is and what it uses."""
+    parts = below.split('.')
+    for end in range(name.count('.') + 2 if name else 1, len(parts)):
+        found['.'.join(parts[:end])].inside.setdefault(below, use.place)
+
+
+def _resolve(module: nn.Module, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The modules that a path leads to, and what is left of it."""
+    if not path:
+        yield '', ()
+        return
+    children = module._modules
+    if path[0] in (EACH, PICKED):
+        names = list(children) if isinstance(module, _CONTAINERS) else []
+    else:
+        names = [_child(module, path[0])]
+    steps = [name for name in names if children.get(name) is not None]
+    if not steps:
+        yield '', path
+    for name in steps:
+        for target, rest in _resolve(children[name], path[1:]):  # type: ignore[arg-type]
+            yield f'{name}.{target}'.rstrip('.'), rest
+
+
+def _child(module: nn.Module, name: str) -> str:
+    if name.startswith('-') and name[1:].isdigit() and isinstance(module, _CONTAINERS):
+        return str(len(module._modules) - int(name[1:]))
+    return name
+
+
+def _never_drawn(owner: nn.Module, use: Use) -> bool:
+    return bool(use.rates) and not any(getattr(owner, rate, 1) for rate in use.rates)
+
+
+def _is_method(module: nn.Module, name: str) -> bool:
+    return name != 'forward' and callable(getattr(type(module), name, None)) and not hasattr(nn.Module, name)
+
+
+def needs_gathering(module: nn.Module, method: str) -> bool:
+    """Whether a method needs the parameters of its module in place without going through its forward."""
+    return not calls_itself(type(module), method)
+
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+# What can be asked of a parameter, sharded or not.
+_HARMLESS = {'device', 'dtype', 'dim', 'ndim', 'numel', 'requires_grad', 'shape', 'size'}
