@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -231,3 +231,14 @@ def use_count(tensor: torch.Tensor) -> int:
         int: The number.
     """
     return tensor._use_count()  # type: ignore[attr-defined]
+
+
+def without_autocast_on_cpu() -> AbstractContextManager:
+    """Leave autocast's key out of dispatch, for an operator that it calls itself. Remove once torch has it in public.
+
+    ``torch.autocast(enabled=False)`` would also clear its cache of cast weights.
+
+    Returns:
+        AbstractContextManager: The context.
+    """
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))

@@ -25,8 +25,8 @@ def _option(default: Any, read: Reader | type) -> Any:
 
 def wrap_policy(value: Any) -> Any:
     """A reader for a policy's name, its dict, a list of policies, or a function."""
-    if value is None or callable(value) or isinstance(value, str):
-        return value
+    if value is None or callable(value) or isinstance(value, str) or hasattr(value, '_run_policy'):
+        return value  # the last are torch's own
     if isinstance(value, (list, tuple)) and value:
         return [wrap_policy(item) for item in value]
     if isinstance(value, Mapping) and (isinstance(value.get('type'), str) or callable(value.get('type'))):

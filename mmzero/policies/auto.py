@@ -46,7 +46,7 @@ class AutoPolicy(WrapPolicy):
     @override
     def choose(self, model: nn.Module) -> Choice:
         found = _Blocks(model)
-        names = found.blocks_in('')
+        names = found.with_neighbours(found.blocks_in(''))
         names, tied = without_tied(model, names)
         kept = found.without_small(names)
         if not kept:
@@ -73,11 +73,7 @@ class _Blocks:
 
     def _repeated(self) -> dict[str, str]:
         """Candidates by path, with the kind that they are alike in."""
-        kinds = {
-            name: _kind(module)
-            for name, module in self.modules.items()
-            if name and name not in self.reasons and _number_of_weights(module) >= 2
-        }
+        kinds = {name: _kind(module) for name, module in self.modules.items() if self._may_be_block(name)}
         # A pattern are modules of one kind beside each other: single layers and projections are built alike anywhere.
         beside = Counter((self._place(name), kind) for name, kind in kinds.items())
         repeated = {kind for (_, kind), count in beside.items() if count > 1}
@@ -96,6 +92,26 @@ class _Blocks:
             else:
                 blocks += self.blocks_in(child)
         return blocks
+
+    def with_neighbours(self, names: list[str]) -> list[str]:
+        """Add what stands in a chain of blocks and is of another class: a first block that also changes the width."""
+        places: dict[str, list[str]] = defaultdict(list)
+        for name in names:
+            places[name.rpartition('.')[0]].append(name)
+        added = []
+        for place, blocks in places.items():
+            if not isinstance(self.modules[place], _CONTAINERS):
+                continue
+            least = min(self.numels[block] for block in blocks)
+            for child in self.children[place]:
+                holds_units = any(name == child or name.startswith(f'{child}.') for name in names)
+                if not holds_units and self._may_be_block(child) and self.numels[child] >= least:
+                    self.kinds[child] = _kind(self.modules[child])
+                    added.append(child)
+        return sorted([*names, *added], key=self.order.__getitem__)
+
+    def _may_be_block(self, name: str) -> bool:
+        return bool(name) and name not in self.reasons and _number_of_weights(self.modules[name]) >= 2
 
     def _is_divided(self, kind: str) -> bool:
         if kind not in self.divided:
@@ -124,7 +140,7 @@ class _Blocks:
     def _owner(self, name: str) -> str:
         while name:
             name = name.rpartition('.')[0]
-            if not isinstance(self.modules[name], (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+            if not isinstance(self.modules[name], _CONTAINERS):
                 return name
         return ''
 
@@ -156,10 +172,12 @@ class _Blocks:
     def _note(self, class_name: str, group: list[str], chosen: list[str]) -> str:
         small = f'{len(group) - len(chosen)} of them too small to be worth a collective' if chosen != group else ''
         sizes = [self.numels[name] for name in group]
+        place = f'{group[0]} ... {group[-1]}' if len(group) > 1 else group[0]
         span = f'{min(sizes):,}' if min(sizes) == max(sizes) else f'{min(sizes):,} to {max(sizes):,}'
-        return f'{class_name}: repeated {len(group)} times ({group[0]} ... {group[-1]}), {span} parameters each' + (
-            f'; {small}' if small else ''
-        )
+        return f'{class_name}: {_times(len(group))} ({place}), {span} parameters each' + (f'; {small}' if small else '')
+
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def _kind(module: nn.Module) -> str:
@@ -167,6 +185,10 @@ def _kind(module: nn.Module) -> str:
     if type(module) is nn.Sequential:
         return f'Sequential({", ".join(_kind(child) for child in module)})'
     return f'{type(module).__module__}.{type(module).__qualname__}'
+
+
+def _times(number: int) -> str:
+    return f'repeated {number} times' if number > 1 else 'once, among repeated blocks'
 
 
 def _number_of_weights(module: nn.Module) -> int:

@@ -6,14 +6,13 @@ from typing import Any
 
 from mmengine.registry import FUNCTIONS
 from torch import nn
-from torch.distributed.fsdp import wrap
 from typing_extensions import override
 
 from mmzero.errors import near_names
 from mmzero.policies.combine import AnyOf, Combined, Not
 from mmzero.policies.plan import WrapPlan
 from mmzero.policies.policy import Choice, WrapPolicy
-from mmzero.policies.torch_style import TorchStylePolicy
+from mmzero.policies.torch_style import TorchStylePolicy, is_torch_policy
 from mmzero.registry import WRAP_POLICIES
 
 
@@ -76,7 +75,7 @@ def build_policy(cfg: Any) -> WrapPolicy:
         return AnyOf([build_policy(item) for item in cfg])
     if isinstance(cfg, str):
         cfg = dict(type=cfg)
-    if callable(cfg) and not isinstance(cfg, Mapping):
+    if is_torch_policy(cfg) or callable(cfg) and not isinstance(cfg, Mapping):
         return _from_callable(cfg, {})
     if not isinstance(cfg, Mapping) or 'type' not in cfg:
         raise ValueError("expected a policy's name, or a dict with type, such as dict(type='ModuleClassPolicy', ...)")
@@ -85,7 +84,7 @@ def build_policy(cfg: Any) -> WrapPolicy:
     if not isinstance(made_of, type):
         return _from_callable(made_of, fields)
     _check_fields(made_of, fields)
-    if issubclass(made_of, wrap.ModuleWrapPolicy):
+    if is_torch_policy(made_of):
         fields = {key: _classes(value) for key, value in fields.items()}
     if issubclass(made_of, Combined) and isinstance(fields['policies'], (list, tuple)):
         fields['policies'] = [build_policy(item) for item in fields['policies']]
@@ -104,9 +103,9 @@ def _look_up(kind: Any) -> Any:
     found = WRAP_POLICIES.get(kind)
     if found is None:
         with FUNCTIONS.switch_scope_and_registry(None):
-            found = FUNCTIONS.get(kind)
-    if found is None and kind.isidentifier():
-        found = getattr(wrap, kind, None)
+            found = FUNCTIONS.get(kind) or (
+                FUNCTIONS.get(f'torch.distributed.fsdp.wrap.{kind}') if kind in TORCHS else None
+            )
     if found is None or not callable(found):
         known = [*WRAP_POLICIES.module_dict, *FUNCTIONS.module_dict, *TORCHS]
         raise ValueError(f'no wrap policy {kind!r}{near_names(kind, known)}')
@@ -125,7 +124,7 @@ TORCHS = (
 
 
 def _from_callable(function: Any, fields: dict[str, Any]) -> WrapPolicy:
-    if isinstance(function, wrap._Policy):
+    if is_torch_policy(function):
         return TorchStylePolicy(function)
     names = inspect.signature(function).parameters
     if not {'module', 'recurse', 'nonwrapped_numel'} <= names.keys():

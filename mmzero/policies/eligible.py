@@ -74,6 +74,9 @@ def _reasons(
             yield f'{path} works on the regions that a rank finds'
     if is_head(module):
         yield 'is a head'
+    for path in _paths_above(name)[1:]:
+        if is_head(model.get_submodule(path)) and sum(param.dim() > 1 for param in module.parameters()) < 2:
+            yield f'is a single layer in the head {path}'
     owner = _owner(model, name)
     if owner and is_head(model.get_submodule(owner)):
         yield f'belongs to the head {owner}'

@@ -40,14 +40,14 @@ class ModuleNamePolicy(WrapPolicy):
         if missing:
             hints = ' '.join(f'{pattern!r}{near_names(pattern, filled)}' for pattern in missing)
             raise PlanError(f'no module of {type(model).__name__} with parameters is named {hints}')
-        for pattern, names in found.items():
-            for name in names:
-                if has_no_forward(modules[name]):
-                    raise PlanError(
-                        f'{pattern!r} names {name}, a {type(modules[name]).__name__}, which has no forward of its own; '
-                        f"name what is in it, such as '{name}.*'"
-                    )
         units = [name for name in filled if any(name in names for names in found.values())]
+        for pattern, names in found.items():
+            if all(has_no_forward(modules[name]) for name in names):
+                raise PlanError(
+                    f'{pattern!r} names {names[0]}, a {type(modules[names[0]]).__name__}, which has no forward of its '
+                    f"own; name what is in it, such as '{names[0]}.*'"
+                )
+        units = [name for name in units if not has_no_forward(modules[name])]
         check_units(model, units)
         return Choice(tuple(units))
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import wrap
 from typing_extensions import override
 
 from mmzero.errors import PlanError
@@ -23,7 +22,7 @@ class TorchStylePolicy(WrapPolicy):
     be units are passed over with a line in the plan, since such functions do not know the model's code.
 
     Args:
-        function (Callable or torch.distributed.fsdp.wrap._Policy): The function.
+        function (Callable): The function, or a policy object of ``torch.distributed.fsdp.wrap``.
         arguments (dict): Its other arguments. Defaults to none.
     """
 
@@ -36,7 +35,7 @@ class TorchStylePolicy(WrapPolicy):
         found: list[str] = []
         reasons = ineligible(model)
         passed_over: dict[str, str] = {}
-        if isinstance(self.function, wrap._Policy):
+        if is_torch_policy(self.function):
             wanted = self.function._run_policy(model, set(), {})
             found = [name for name, module in model.named_modules() if name and module in wanted]
             passed_over = {name: reasons[name] for name in found if name in reasons}
@@ -56,6 +55,18 @@ class TorchStylePolicy(WrapPolicy):
         name = getattr(self.function, '__name__', type(self.function).__name__)
         fields = ', '.join(f'{key}={value}' for key, value in self.arguments.items())
         return f'{name}({fields})' if fields else name
+
+
+def is_torch_policy(value: Any) -> bool:
+    """Whether something is a policy object of torch's, or a class of them; without importing torch.distributed.
+
+    Args:
+        value: Anything.
+
+    Returns:
+        bool: Whether it is.
+    """
+    return hasattr(value, '_run_policy')
 
 
 def _walk(

@@ -141,7 +141,7 @@ def test_offload_is_read_and_refused(offload, wanted):
         dict(mesh=[2, 2]),
         dict(mesh=dict(shard=2.0)),
         dict(wrap_policy=3),
-        dict(wrap_policy=['ModuleClassPolicy']),
+        dict(wrap_policy=[3]),
         dict(wrap_policy=dict(type=3)),
         dict(wrap_policy=dict(classes=['Block'])),
         dict(activation_checkpointing=3),

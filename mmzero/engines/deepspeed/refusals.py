@@ -32,7 +32,7 @@ def _faults(config: ZeroConfig) -> Iterator[str]:
     default = ZeroConfig()
     if config.mesh.replicate > 1:
         yield f'{_PATH}.mesh: replicate={config.mesh.replicate} {yet}'
-    if config.wrap_policy is not None:
+    if config.wrap_policy not in (None, default.wrap_policy):
         yield f'{_PATH}.wrap_policy: {yet}. DeepSpeed gathers module by module'
     for name in ('param_dtype', 'reduce_dtype', 'output_dtype'):
         value = getattr(config.precision, name)

@@ -1,6 +1,6 @@
 """The FSDP2 engine."""
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from typing_extensions import override
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
-from mmzero.engines.fsdp2.cpu_norms import Float32Norms
+from mmzero.engines.fsdp2.cpu_norms import teach_autocast_norms
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
@@ -67,6 +67,8 @@ class FSDP2Engine(ParamGradEngine):
         check_same_model(model)
         self.rules = STAGES[self.config.stage]
         mesh = self._mesh()
+        if self._is_reduced() and self.device.type == 'cpu':
+            teach_autocast_norms()
         materialize_buffers(model, self.device)
         slots = parameter_slots(model)
         params = dict(model.named_parameters())
@@ -117,20 +119,10 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self._norms():
-            return self.root(*args, **kwargs)  # type: ignore[operator]
-
-    @override
-    def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        # Recomputation is a forward.
-        with self._norms():
-            super().backward(loss, **kwargs)
+        return self.root(*args, **kwargs)  # type: ignore[operator]
 
     def _is_reduced(self) -> bool:
         return self.config.precision.param_dtype not in (None, torch.float32)
-
-    def _norms(self) -> AbstractContextManager:
-        return Float32Norms() if self._is_reduced() and self.device.type == 'cpu' else nullcontext()
 
     @override
     def micro_step(self, is_last: bool) -> None:
@@ -178,9 +170,7 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def reduced_precision(self) -> AbstractContextManager:
-        stack = ExitStack()
         dtype = self.config.precision.param_dtype
-        if dtype is not None and self._is_reduced():
-            stack.enter_context(self._norms())
-            stack.enter_context(units_alone_in(dtype, self.units, self.device.type))
-        return stack
+        if dtype is None or dtype == torch.float32:
+            return nullcontext()
+        return units_alone_in(dtype, self.units, self.device.type)

@@ -1,0 +1,71 @@
+"""Which modules cannot be units."""
+
+import pytest
+from torch import nn
+
+from mmzero.errors import PlanError
+from mmzero.policies import ModuleClassPolicy, ModuleNamePolicy, ineligible
+from mmzero.policies.reach import reaches
+from tests.models import tiny_dino
+from tests.policies.strange import Bellows, Necklace
+
+
+def test_reasons():
+    reasons = ineligible(Bellows())
+    assert 'judge is entered by' not in reasons['judge'] and 'is entered by loss: Bellows.forward' in reasons['judge']
+    assert reasons['judge.tower.0'] == 'belongs to the head judge'
+    assert 'choir.2 may be skipped: Bellows.forward' in reasons['choir.2']
+    assert reasons['choir'] == 'has no forward of its own'
+    assert 'choir.2 may be skipped' in reasons['choir.2.push']
+    assert not {'north', 'mouth', 'north.push'} & reasons.keys()
+
+
+def test_a_rate_of_zero_drops_nothing():
+    assert 'rings.a.extra.0' in ineligible(Necklace(drop=0.1))
+    assert 'rings.a.extra.0' not in ineligible(Necklace(drop=0.0))
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class ReachesIn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        width = self.inner.layer.weight.shape[0]
+        return self.inner(x) + self.inner.embed.weight[0, :width]
+
+
+@pytest.mark.parametrize('policy', [ModuleClassPolicy(['Inner']), ModuleNamePolicy(['inner'])])
+def test_a_unit_into_which_code_reaches_is_refused(policy):
+    message = r'inner \(Inner\) cannot be a unit: ReachesIn.forward \(.*test_eligible.py:\d+\) uses inner.embed.weight'
+    with pytest.raises(PlanError, match=message):
+        policy(ReachesIn())
+    assert set(reaches(ReachesIn())['inner'].inside) == {'inner.embed.weight'}
+
+
+@pytest.mark.parametrize(
+    'names', [['bbox_head'], ['decoder'], ['dn_query_generator.label_embedding'], ['query_embedding']]
+)
+def test_parts_of_dino_that_others_reach_into(names):
+    """DINO calls its head's branches from the decoder, and reads embeddings where they are not called."""
+    model = tiny_dino()
+    if names == ['decoder']:
+        ModuleNamePolicy(names)(model)
+        return
+    with pytest.raises(PlanError, match=f'{names[0]} .* cannot be a unit: .*dino.py:'):
+        ModuleNamePolicy(names)(model)
+
+
+def test_what_is_named_without_forward():
+    with pytest.raises(PlanError, match=r"'choir' names choir, a ModuleList.*such as 'choir.\*'"):
+        ModuleNamePolicy(['choir'])(Bellows())
