@@ -1,5 +1,6 @@
 """Every shipped config loads, is short, and its policy fits its model."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,16 +10,23 @@ from mmengine.registry import MODELS, DefaultScope
 
 import mmzero  # noqa: F401
 from mmzero._compat import parameters_on_meta
+from mmzero.config import Faults, read_zero_config
 from mmzero.policies import build_policy
+from mmzero.registry import WRAP_POLICIES
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 LEAVES = sorted(CONFIGS.glob('*.py'))
+POLICIES = sorted((CONFIGS / 'wrap_policies').glob('*.py'))
 
 
 def plan_of(cfg: Config):
     with DefaultScope.overwrite_default_scope(cfg.default_scope), parameters_on_meta():
         model = MODELS.build(cfg.model)
-    return build_policy(cfg.model_wrapper_cfg.wrap_policy)(model)
+    faults = Faults()
+    fields = {key: value for key, value in cfg.model_wrapper_cfg.items() if key != 'type'}
+    config = read_zero_config(fields, 'model_wrapper_cfg', faults)
+    faults.raise_if_any()
+    return build_policy(config.wrap_policy)(model)
 
 
 @pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
@@ -32,6 +40,20 @@ def test_config(path: Path) -> None:
     assert plan.root.numel < (0.06 if 'swin_l' in path.stem else 0.3) * plan.numel
 
 
+def test_every_policy_has_a_config() -> None:
+    """One for each in the registry, and one with a policy of torch's; Not stands in that of AllOf."""
+    text = ''.join(path.read_text() for path in POLICIES)
+    named = [name for name in WRAP_POLICIES.module_dict if re.search(rf"'{name}'", text)]
+    assert set(WRAP_POLICIES.module_dict) - set(named) == {'AnyOf'} and 'wrap_policy=[' in text
+    assert 'size_based_auto_wrap_policy' in text
+
+
+@pytest.mark.parametrize('path', POLICIES, ids=lambda path: path.stem)
+def test_policy(path: Path) -> None:
+    plan = plan_of(Config.fromfile(path))
+    assert len(plan.units) >= 5 and plan.root.numel < 0.5 * plan.numel
+
+
 @pytest.mark.parametrize('name', ['dino_swin_l_zero3', 'dino_swin_l_digits_zero3'])
 def test_full_size_model(name: str) -> None:
     cfg = Config.fromfile(CONFIGS / f'{name}.py')
@@ -39,7 +61,7 @@ def test_full_size_model(name: str) -> None:
 
 
 def test_overlays_are_short() -> None:
-    assert all(len(path.read_text().splitlines()) <= 30 for path in LEAVES)
+    assert all(len(path.read_text().splitlines()) <= 30 for path in (*LEAVES, *POLICIES))
 
 
 @pytest.mark.parametrize('stage', [1, 2, 3])

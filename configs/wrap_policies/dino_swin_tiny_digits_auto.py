@@ -1,0 +1,6 @@
+# The default, named: repeated blocks, found by structure.
+_base_ = ['../_base_/dino_swin_tiny_digits.py', '../_base_/zero3.py']
+
+model_wrapper_cfg = dict(
+    wrap_policy='AutoPolicy',
+)
