@@ -95,7 +95,7 @@ def compare(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 def cells(stage: int) -> list[dict]:
     """Wrapper fields: units of blocks and the root, or one unit."""
-    return [dict(stage=stage, wrap_policy=BLOCKS), *([dict(stage=3)] if stage == 3 else [])]
+    return [dict(stage=stage, wrap_policy=BLOCKS), *([dict(stage=3, wrap_policy=None)] if stage == 3 else [])]
 
 
 def norms(stages: Sequence[int], clips: Sequence[dict], **fields: Any) -> Faults:
