@@ -14,12 +14,13 @@ class FrozenWholePolicy(WrapPolicy):
     the outermost module of which nothing trains and which may be a unit.
 
     Args:
+        min_params (int): A frozen part with fewer parameters is not worth a collective. Defaults to 10,000.
         max_params (int): A frozen part with more parameters stays cut into blocks, since a unit is whole in memory
             while it computes. Defaults to 50 million.
     """
 
-    def __init__(self, max_params: int = 50_000_000) -> None:
-        self.max_params = max_params
+    def __init__(self, min_params: int = 10_000, max_params: int = 50_000_000) -> None:
+        self.min_params, self.max_params = min_params, max_params
 
     def choose(self, model: nn.Module) -> Choice:
         """See :class:`mmzero.policies.WrapPolicy`."""
@@ -33,12 +34,12 @@ class FrozenWholePolicy(WrapPolicy):
     def _frozen_parts(self, module: nn.Module, name: str, cannot_be_units: dict[str, str]):
         params = list(module.parameters())
         is_frozen = params and not any(param.requires_grad for param in params)
-        is_small = sum(param.numel() for param in params) <= self.max_params
-        if name and is_frozen and is_small and name not in cannot_be_units:
+        fits = self.min_params <= sum(param.numel() for param in params) <= self.max_params
+        if name and is_frozen and fits and name not in cannot_be_units:
             yield name
             return
         for child_name, child in module.named_children():
             yield from self._frozen_parts(child, f'{name}.{child_name}'.lstrip('.'), cannot_be_units)
 
     def __str__(self) -> str:
-        return f'FrozenWholePolicy(up to {self.max_params:,} parameters)'
+        return f'FrozenWholePolicy({self.min_params:,} to {self.max_params:,} parameters)'
