@@ -114,7 +114,7 @@ def test_what_is_no_policy(text: str) -> None:
         (dict(model=None), 'model: is missing'),
         (dict(model=3), 'model: got 3; expected a dict'),
         (dict(model=dict(type='PlannedToi')), "model.type: no class 'PlannedToi' .* did you mean .*PlannedToy"),
-        (dict(model=dict(type='PlannedToy', widht=3)), 'model.widht|widht'),
+        (dict(model=dict(type='PlannedToy', breadth=3)), 'model.*breadth'),
         (dict(default_scope='mmdett'), "default_scope: got 'mmdett'"),
         (dict(model_wrapper_cfg=dict(stage=7)), 'model_wrapper_cfg.stage: got 7'),
         (dict(model_wrapper_cfg=dict(mesh=dict(replicate=3))), 'model_wrapper_cfg.mesh: .* does not fill 4'),
