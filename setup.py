@@ -54,6 +54,7 @@ setup(
         # model calls its compiled ops (RoIAlign, nms): uninstall mmcv-lite first, as both install
         # the package `mmcv`.
         'det': ['mmdet>=3.3', 'mmcv-lite>=2.0,<2.2'],
+        'hf': ['transformers>=5.0'],
         'deepspeed': ['deepspeed>=0.19'],
         'dev': [
             'codespell',
@@ -63,6 +64,7 @@ setup(
             'pytest',
             'ruff',
             'scikit-learn',
+            'transformers>=5.0',
         ],
     },
 )

@@ -6,6 +6,7 @@ from mmzero.integrations.mmcv import install_stand_in
 # Before anything imports mmcv.ops, which fails where mmcv's compiled part is missing.
 install_stand_in()
 
+from mmzero.integrations.huggingface import HuggingFaceCausalLM
 from mmzero.registry import CHECKPOINT_PATCHES, WRAP_POLICIES
 from mmzero.runner import ZeroRunner
 from mmzero.version import __version__
@@ -14,6 +15,7 @@ from mmzero.wrappers import ZeroModelWrapper, ZeroOptimWrapper
 __all__ = [
     'CHECKPOINT_PATCHES',
     'WRAP_POLICIES',
+    'HuggingFaceCausalLM',
     'ZeroModelWrapper',
     'ZeroOptimWrapper',
     'ZeroRunner',

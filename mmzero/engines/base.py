@@ -53,7 +53,7 @@ from mmzero.engines.state import (
     scatter_tensors,
 )
 from mmzero.errors import ConfigError, PlanError
-from mmzero.policies import WrapPlan
+from mmzero.policies import Gathering, WrapPlan
 
 _ENGINES = WeakIdKeyDictionary()
 
@@ -125,6 +125,20 @@ class Engine(ABC):
         Raises:
             PlanError: If a unit cannot be trained as the config asks.
         """
+
+    def gathering(self, world_size: int) -> Gathering:
+        """Say among how many ranks units are sharded, and how they are gathered.
+
+        Args:
+            world_size (int): Number of ranks.
+
+        Returns:
+            Gathering: What turns a plan into bytes.
+
+        Raises:
+            ValueError: If the config's mesh does not fill the world.
+        """
+        return Gathering(*self.config.mesh.sizes(world_size))
 
     def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
         """Say what memory and traffic one optimizer step takes. Needs neither a model nor a process group.

@@ -4,6 +4,8 @@ Memory 16a bytes with Adam in fp32, 20a with several micro-batches; 2a elements 
 number of micro-batches, since gradients are synchronised on the last one only.
 """
 
+import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -15,13 +17,21 @@ from mmzero._compat import ddp_buffer_arguments
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.materialize import materialize_model
 from mmzero.engines.param_grads import ParamGradEngine
-from mmzero.policies import WrapPlan
+from mmzero.policies import Gathering, WrapPlan
+
+# DDP's defaults: the first bucket is small, so that reducing starts early.
+FIRST_BUCKET_BYTES = 2**20
+BUCKET_BYTES = 25 * 2**20
 
 
 class DDPEngine(ParamGradEngine):
     """Engine of stage 0."""
 
     shards = False
+
+    @override
+    def gathering(self, world_size: int) -> Gathering:
+        return Gathering(replicate=world_size, stays=True)
 
     @override
     def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
@@ -39,6 +49,7 @@ class DDPEngine(ParamGradEngine):
             moved=2 * trained * (world_size - 1) / world_size,
             formula_moved=2 * plan.numel * (world_size - 1) / world_size,
             moved_formula='2a',
+            collectives=dict(all_reduce=_buckets(plan) + self.config.find_unused_parameters),
         )
 
     @override
@@ -75,3 +86,23 @@ class DDPEngine(ParamGradEngine):
     @override
     def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
         return torch.nn.utils.clip_grad_norm_(params, **kwargs)
+
+
+def _buckets(plan: WrapPlan) -> int:
+    """Number of DDP's gradient buckets, which it fills in the reverse order of registration."""
+    found = [
+        (place, dtype, math.prod(shape) * size)
+        for unit in plan.units
+        for place, dtype, shape, size, train in zip(
+            unit.places, unit.dtypes, unit.shapes, unit.itemsizes, unit.trainable, strict=True
+        )
+        if train
+    ]
+    closed: Counter[torch.dtype] = Counter()
+    open_bytes: dict[torch.dtype, int] = {}
+    for _, dtype, size in sorted(found, key=lambda item: item[0], reverse=True):
+        open_bytes[dtype] = open_bytes.get(dtype, 0) + size
+        if open_bytes[dtype] >= (BUCKET_BYTES if closed[dtype] else FIRST_BUCKET_BYTES):
+            closed[dtype] += 1
+            del open_bytes[dtype]
+    return sum(closed.values()) + len(open_bytes)

@@ -17,6 +17,9 @@ class Forecast:
         moved (float): Elements that a rank sends, and receives, by ring algorithms.
         formula_moved (float): The closed formula of the stage, without padding and frozen parts.
         moved_formula (str): Its text, to be multiplied by (N-1)/N.
+        collectives (dict[str, int]): Number by kind, named as :class:`mmzero.analysis.collectives.Collective` names
+            them, of forward, backward and the completion of gradients; clipping by norm and ``broadcast_buffers``
+            add their own.
     """
 
     memory: dict[str, int]
@@ -25,6 +28,7 @@ class Forecast:
     moved: float
     formula_moved: float
     moved_formula: str
+    collectives: dict[str, int]
 
     @property
     def bytes(self) -> int:

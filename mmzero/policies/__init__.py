@@ -5,12 +5,14 @@ from mmzero.policies.build import build_policy
 from mmzero.policies.combine import AllOf, AnyOf, Not
 from mmzero.policies.depth import DepthPolicy
 from mmzero.policies.eligible import ineligible
+from mmzero.policies.figures import Gathering, PlanFigures, plan_figures, replicated
 from mmzero.policies.module_class import ModuleClassPolicy
 from mmzero.policies.module_name import ModuleNamePolicy
 from mmzero.policies.plan import Unit, UnitRules, WrapPlan, make_plan
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.policies.size import SizePolicy
 from mmzero.policies.table import plan_table
+from mmzero.policies.tree import plan_tree
 
 __all__ = [
     'AllOf',
@@ -18,9 +20,11 @@ __all__ = [
     'AutoPolicy',
     'Choice',
     'DepthPolicy',
+    'Gathering',
     'ModuleClassPolicy',
     'ModuleNamePolicy',
     'Not',
+    'PlanFigures',
     'SizePolicy',
     'Unit',
     'UnitRules',
@@ -29,5 +33,8 @@ __all__ = [
     'build_policy',
     'ineligible',
     'make_plan',
+    'plan_figures',
     'plan_table',
+    'plan_tree',
+    'replicated',
 ]

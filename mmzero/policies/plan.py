@@ -45,6 +45,7 @@ class Unit:
         places (tuple[int, ...]): Their indices in the order in which the model registers all its parameters,
             which is about the order in which forward uses them.
         rules (UnitRules): How it differs from other units.
+        dtypes (tuple[torch.dtype, ...]): In which they are stored, parameter by parameter.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Unit:
     trainable: tuple[bool, ...]
     places: tuple[int, ...]
     rules: UnitRules = UnitRules()
+    dtypes: tuple[torch.dtype, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -198,6 +200,7 @@ def _unit(name: str, module: nn.Module, params: list[tuple[int, str, nn.Paramete
         itemsizes=tuple(param.element_size() for _, _, param in params),
         trainable=tuple(param.requires_grad for _, _, param in params),
         places=tuple(index for index, _, _ in params),
+        dtypes=tuple(param.dtype for _, _, param in params),
     )
 
 

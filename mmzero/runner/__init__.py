@@ -10,9 +10,11 @@ from mmzero.runner.options import (
     load_config,
     tool_parser,
 )
+from mmzero.runner.plan_config import PlannedConfig, plan_configs, prepare_plan
 from mmzero.runner.zero_runner import ZeroRunner
 
 __all__ = [
+    'PlannedConfig',
     'ZeroRunner',
     'build_runner',
     'config_of',
@@ -20,6 +22,8 @@ __all__ = [
     'enable_auto_scale_lr',
     'enable_tta',
     'load_config',
+    'plan_configs',
+    'prepare_plan',
     'run_tool',
     'tool_parser',
 ]

@@ -36,7 +36,7 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
     warnings: list[str] = []
     wrong = check_top_level(cfg, faults)
     cfg = {key: value for key, value in cfg.items() if key not in wrong}
-    scope = _scope(cfg, faults)
+    scope = default_scope(cfg, faults)
     refuse_keys(cfg, faults)
     config = read_zero_config(wrapper_fields(cfg, optim_wrapper), 'model_wrapper_cfg', faults)
     _check_ranks(cfg, config, faults)
@@ -52,8 +52,16 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
     return warnings
 
 
-def _scope(cfg: dict, faults: Faults) -> str | None:
-    """The default scope; None, and a fault, where it is the name of no package."""
+def default_scope(cfg: dict, faults: Faults) -> str | None:
+    """Read the default scope.
+
+    Args:
+        cfg (dict): The config.
+        faults (Faults): Takes what is wrong.
+
+    Returns:
+        str, optional: The scope; None, and a fault, where it is the name of no package.
+    """
     scope = cfg.get('default_scope') or 'mmengine'
     known = {MODELS.scope, *MODELS.children}
     if scope in known or importlib.util.find_spec(scope.split('.')[0]) is not None:

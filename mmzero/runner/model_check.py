@@ -43,7 +43,7 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
         return []
     model = cfg['model']
     if not isinstance(model, nn.Module):
-        model = _build_on_meta(model, cfg, scope, faults)
+        model = build_on_meta(model, cfg, scope, faults)
     if model is None:
         return []
     _check_plan(cfg, config, model, faults)
@@ -90,7 +90,18 @@ def _check_autocast(optim_wrapper: Any, config: ZeroConfig, only_root: bool, fau
         faults.lines += [f'model_wrapper_cfg.wrap_policy: {why}'] if only_root else error.faults
 
 
-def _build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Module | None:
+def build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Module | None:
+    """Build the model with its parameters on meta; random states stay as they are.
+
+    Args:
+        model (dict): Its config; not changed.
+        cfg (dict): The whole config.
+        scope (str): The default scope.
+        faults (Faults): Takes what is wrong.
+
+    Returns:
+        nn.Module, optional: The model; None, and faults, where it cannot be built.
+    """
     random_states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     model = copy.deepcopy(model)
     if cfg.get('data_preprocessor') is not None:

@@ -18,7 +18,8 @@ from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, started
 from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
-from mmzero.policies import WrapPlan, build_policy, plan_table
+from mmzero.planner import plan_report
+from mmzero.policies import WrapPlan, build_policy
 
 
 @MODEL_WRAPPERS.register_module()
@@ -68,15 +69,8 @@ class ZeroModelWrapper(nn.Module):
                 child.to(self.engine.device)
 
     def _announce(self) -> None:
-        config = self.config
-        world_size = dist.get_world_size()
-        replicate, shard = config.mesh.sizes(world_size) if self.engine.shards else (world_size, 1)
-        itemsize = config.precision.param_dtype.itemsize if config.precision.param_dtype else None
-        _log(
-            f'ZeRO stage {config.stage} on {replicate} x {shard} ranks (replicate x shard), '
-            f'wrap policy: {self.plan.policy}\n{plan_table(self.plan, shard, itemsize)}\n'
-            f'activation checkpointing (non-re-entrant): {self.patched}'
-        )
+        report = plan_report(self.engine, self.plan, world_size=dist.get_world_size())
+        _log(f'{report.text()}\nactivation checkpointing (non-re-entrant): {self.patched}')
         if self.patched.left:
             _log(
                 f'with_cp=True of {", ".join(self.patched.left)} stays re-entrant: no patch is registered for it. '

@@ -14,12 +14,12 @@ class FrozenWholePolicy(WrapPolicy):
     the outermost module of which nothing trains and which may be a unit.
 
     Args:
-        min_params (int): A frozen part with fewer parameters is not worth a collective. Defaults to 10,000.
+        min_params (int): A frozen part with fewer parameters is not worth a collective. Defaults to 1,000.
         max_params (int): A frozen part with more parameters stays cut into blocks, since a unit is whole in memory
             while it computes. Defaults to 50 million.
     """
 
-    def __init__(self, min_params: int = 10_000, max_params: int = 50_000_000) -> None:
+    def __init__(self, min_params: int = 1_000, max_params: int = 50_000_000) -> None:
         self.min_params, self.max_params = min_params, max_params
 
     def choose(self, model: nn.Module) -> Choice:

@@ -1,8 +1,10 @@
 """Every shipped config loads, is short, and its policy fits its model."""
 
+import importlib.util
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mmengine.config import Config
@@ -18,6 +20,19 @@ CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 LEAVES = sorted(CONFIGS.glob('*.py'))
 POLICIES = sorted((CONFIGS / 'wrap_policies').glob('*.py'))
 
+# Units, and the most of the parameters that stay in the root: blocks hold most of a model; of a small one less than of
+# Swin-L, and of a language model less than its embedding and its output weights.
+EXPECTED = dict(
+    dino_swin_l=({'SwinBlock', 'DeformableDetrTransformerDecoderLayer'}, 0.06),
+    dino_swin_tiny=({'SwinBlock', 'DeformableDetrTransformerDecoderLayer'}, 0.3),
+    llama_8b=({'LlamaDecoderLayer'}, 0.14),
+)
+NEEDS_TRANSFORMERS = pytest.mark.skipif(importlib.util.find_spec('transformers') is None, reason='needs transformers')
+
+
+def leaf(path: Path) -> Any:
+    return pytest.param(path, id=path.stem, marks=NEEDS_TRANSFORMERS if path.stem.startswith('llama') else ())
+
 
 def plan_of(cfg: Config):
     with DefaultScope.overwrite_default_scope(cfg.default_scope), parameters_on_meta():
@@ -29,15 +44,15 @@ def plan_of(cfg: Config):
     return build_policy(config.wrap_policy)(model)
 
 
-@pytest.mark.parametrize('path', LEAVES, ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', map(leaf, LEAVES))
 def test_config(path: Path) -> None:
     cfg = Config.fromfile(path)
     assert cfg.runner_type == 'mmzero.ZeroRunner'
     assert str(cfg.model_wrapper_cfg.stage) == path.stem[-1]
     plan = plan_of(cfg)
-    assert {unit.class_name for unit in plan.units} >= {'SwinBlock', 'DeformableDetrTransformerDecoderLayer'}
-    # Blocks hold most of the model; of a small one less than of Swin-L, whose root is 5%.
-    assert plan.root.numel < (0.06 if 'swin_l' in path.stem else 0.3) * plan.numel
+    classes, share = next(found for start, found in EXPECTED.items() if path.stem.startswith(start))
+    assert {unit.class_name for unit in plan.units} >= classes
+    assert plan.root.numel < share * plan.numel
 
 
 def test_every_policy_has_a_config() -> None:
@@ -58,6 +73,11 @@ def test_policy(path: Path) -> None:
 def test_full_size_model(name: str) -> None:
     cfg = Config.fromfile(CONFIGS / f'{name}.py')
     assert 217e6 < plan_of(cfg).numel < 220e6
+
+
+@NEEDS_TRANSFORMERS
+def test_llama_has_the_sizes_of_llama_3_8b() -> None:
+    assert plan_of(Config.fromfile(CONFIGS / 'llama_8b_zero3.py')).numel == 8_030_261_248
 
 
 def test_overlays_are_short() -> None:

@@ -29,7 +29,7 @@ from mmzero.engines.materialize import (
 )
 from mmzero.engines.param_grads import ParamGradEngine
 from mmzero.errors import ConfigError, PlanError
-from mmzero.policies import Unit, WrapPlan
+from mmzero.policies import Gathering, Unit, WrapPlan
 
 
 class FSDP2Engine(ParamGradEngine):
@@ -50,6 +50,11 @@ class FSDP2Engine(ParamGradEngine):
                     )
 
     @override
+    def gathering(self, world_size: int) -> Gathering:
+        stays = not STAGES[self.config.stage].reshard_after_forward
+        return Gathering(*self.config.mesh.sizes(world_size), self.config.precision.param_dtype, stays)
+
+    @override
     def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
         precision = self.config.precision
         return forecast(
@@ -60,6 +65,7 @@ class FSDP2Engine(ParamGradEngine):
             reduce_itemsize=precision.reduce_dtype.itemsize if precision.reduce_dtype else None,
             micro_batches=micro_batches,
             state_itemsize=state_itemsize,
+            find_unused=self.config.find_unused_parameters,
         )
 
     @override

@@ -1,9 +1,12 @@
 """Memory and traffic of a step on FSDP2, from the plan alone."""
 
+from collections import Counter
+from collections.abc import Iterator
+
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.replay import Replay
 from mmzero.engines.fsdp2.stages import StageRules
-from mmzero.policies import WrapPlan
+from mmzero.policies import Unit, WrapPlan
 
 
 def forecast(
@@ -15,6 +18,7 @@ def forecast(
     reduce_itemsize: int | None,
     micro_batches: int,
     state_itemsize: int,
+    find_unused: bool = False,
 ) -> Forecast:
     """Forecast one optimizer step in which every unit runs once per micro-batch, as units are registered.
 
@@ -29,6 +33,7 @@ def forecast(
         reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
         micro_batches (int): Per optimizer step.
         state_itemsize (int): Bytes of optimizer state per trained fp32 parameter.
+        find_unused (bool): Whether ranks tell each other which parameters they used. Defaults to False.
 
     Returns:
         Forecast: The forecast.
@@ -49,6 +54,7 @@ def forecast(
         moved=_moved(plan, rules, replicas, shard, micro_batches),
         formula_moved=times * plan.numel * (shard - 1) / shard,
         moved_formula=f'{times}a',
+        collectives=_collectives(plan, rules, replicas, shard, micro_batches, find_unused),
     )
 
 
@@ -62,24 +68,46 @@ def _reductions(rules: StageRules, micro_batches: int) -> int:
     return micro_batches if rules.sync_every_micro_step else 1
 
 
-def _moved(plan: WrapPlan, rules: StageRules, replicas: int, shard: int, micro_batches: int) -> float:
-    """Elements of all-gathers and reduce-scatters with their padding, and of the all-reduces between replicas."""
+def _passes(plan: WrapPlan, rules: StageRules, micro_batches: int) -> Iterator[tuple[Unit, int, int]]:
+    """Each unit, how often it is gathered, and how often reduced per optimizer step."""
     first_trained = min(
         (place for unit in plan.units for place, train in zip(unit.places, unit.trainable, strict=True) if train),
         default=0,
     )
     frozen = [unit for unit in plan.units[:-1] if max(unit.places) < first_trained]
-    moved = 0.0
     for unit in plan.units:
-        kept = sum(n for n, shape in zip(unit.kept_numels(shard), unit.shapes, strict=True) if shape)
         # Autograd does not come to units before the first one that trains; the last of them is prefetched in vain.
         passed = unit not in frozen or unit is max(frozen, key=lambda item: item.places)
         gathers = _gathers(rules, micro_batches) if passed else min(_gathers(rules, micro_batches), micro_batches)
-        reductions = _reductions(rules, micro_batches)
+        yield unit, gathers, _reductions(rules, micro_batches)
+
+
+def _moved(plan: WrapPlan, rules: StageRules, replicas: int, shard: int, micro_batches: int) -> float:
+    """Elements of all-gathers and reduce-scatters with their padding, and of the all-reduces between replicas."""
+    moved = 0.0
+    for unit, gathers, reductions in _passes(plan, rules, micro_batches):
+        kept = sum(n for n, shape in zip(unit.kept_numels(shard), unit.shapes, strict=True) if shape)
         trained = unit.trained_numel(shard)
         moved += (shard - 1) * (gathers * kept + reductions * trained)
         moved += 2 * (replicas - 1) / replicas * reductions * trained
     return moved
+
+
+def _collectives(
+    plan: WrapPlan, rules: StageRules, replicas: int, shard: int, micro_batches: int, find_unused: bool
+) -> dict[str, int]:
+    """One collective per unit and pass, which FSDP2 leaves out in a group of one."""
+    counts: Counter[str] = Counter()
+    for unit, gathers, reductions in _passes(plan, rules, micro_batches):
+        split = [train for shape, train in zip(unit.shapes, unit.trainable, strict=True) if shape]
+        counts['all_gather'] += gathers if split and shard > 1 else 0
+        counts['reduce_scatter'] += reductions if any(split) and shard > 1 else 0
+        counts['all_reduce'] += reductions if any(split) and replicas > 1 else 0
+    scalars = any(
+        train and not shape for unit in plan.units for shape, train in zip(unit.shapes, unit.trainable, strict=True)
+    )
+    counts['all_reduce'] += scalars + find_unused
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def _closed(

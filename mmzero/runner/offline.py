@@ -1,0 +1,39 @@
+"""Building models without the network."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+from unittest import mock
+
+VARIABLES = dict(HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1')
+"""What tells the Hugging Face libraries not to try, and to try again."""
+
+
+@contextmanager
+def no_network() -> Iterator[None]:
+    """Let every connection and every look-up of a name fail at once.
+
+    Constructors of some models download: a text encoder, weights of a teacher.
+
+    Yields:
+        None: Inside, sockets of this machine alone (``AF_UNIX``) connect.
+    """
+    connect = socket.socket.connect
+
+    def connect_locally(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX:
+            _refuse(address)
+        connect(self, address)
+
+    with (
+        mock.patch.dict(os.environ, VARIABLES),
+        mock.patch.object(socket.socket, 'connect', connect_locally),
+        mock.patch.object(socket, 'getaddrinfo', _refuse),
+    ):
+        yield
+
+
+def _refuse(address: Any, *rest: Any, **options: Any) -> NoReturn:
+    raise ConnectionError(f'it needs the network ({address}), and nothing is downloaded here')
