@@ -20,6 +20,9 @@ LARGE = 1 / 5
 GAIN = 0.9
 """A finer division has to bring the peak below this part of the coarser one's."""
 
+WORTH_A_HINT = 0.1
+"""Share of the peak from which on a layer in the root unit is named in the notes."""
+
 TOO_SMALL = 0.01
 """Share of the peak that the smallest units, left to what holds them, may add to it together."""
 
@@ -51,7 +54,7 @@ class AutoPolicy(WrapPolicy):
         kept = found.without_small(names)
         if not kept:
             return Choice((), ('AutoPolicy: no block is repeated; the whole model is one unit', *tied))
-        return Choice(tuple(kept), (*found.notes(names, kept), *tied))
+        return Choice(tuple(kept), (*found.notes(names, kept), *found.hint(kept), *tied))
 
     @override
     def __str__(self) -> str:
@@ -168,6 +171,26 @@ class _Blocks:
             chosen = [name for name in kept if self.kinds[name] == kind]
             lines.append(self._note(type(self.modules[group[0]]).__name__, group, chosen))
         return lines
+
+    def hint(self, kept: list[str]) -> list[str]:
+        """Name single layers in the root that are a large part of the peak, such as the output of a language model."""
+        held = set().union(*(self.modules[name].parameters() for name in kept))
+        alone = [
+            name
+            for name, module in self.modules.items()
+            if name
+            and name not in self.reasons
+            and not self.children[name]
+            and self.numels[name] > WORTH_A_HINT * self.peak(kept)
+            and held.isdisjoint(module.parameters())
+        ]
+        alone, _ = without_tied(self.modules[''], alone)
+        if not alone:
+            return []
+        return [
+            f'in the root unit: {", ".join(f"{name} ({self.numels[name]:,} parameters)" for name in alone)}; '
+            f"wrap_policy=['AutoPolicy', dict(type='ModuleNamePolicy', names={alone})] makes units of them"
+        ]
 
     def _note(self, class_name: str, group: list[str], chosen: list[str]) -> str:
         small = f'{len(group) - len(chosen)} of them too small to be worth a collective' if chosen != group else ''

@@ -59,3 +59,16 @@ def test_the_smallest_stay_in_the_root():
 
 def test_plans_on_meta_are_the_same():
     assert AutoPolicy()(Necklace().to('meta')) == AutoPolicy()(Necklace())
+
+
+def test_large_layers_in_the_root_are_named():
+    """A policy by name takes them; what is tied, or used from outside, is not offered."""
+    model = Bellows()
+    model.mouth = nn.Linear(500, 8)
+    *_, hint = AutoPolicy()(model).notes
+    assert hint.startswith("in the root unit: mouth (4,008 parameters); wrap_policy=['AutoPolicy', dict(type='Module")
+    assert "names=['mouth'])] makes units of them" in hint
+    fan = Fan()
+    fan.words = nn.Embedding(1000, 8)
+    fan.speak.weight = fan.words.weight
+    assert not [note for note in AutoPolicy()(fan).notes if 'in the root unit' in note]
