@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from mmzero.policies.sources import EACH, PICKED, Use, calls_itself, uses_of
+from mmzero.policies.source_reader import EACH, PICKED, Use
+from mmzero.policies.sources import calls_itself, uses_of
 
 
 @dataclass
