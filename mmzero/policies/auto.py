@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 from typing_extensions import override
 
-from mmzero.policies.eligible import ineligible
+from mmzero.policies.eligible import has_no_forward, ineligible
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.policies.tied import without_tied
 from mmzero.registry import WRAP_POLICIES
@@ -52,9 +52,11 @@ class AutoPolicy(WrapPolicy):
         names = found.with_neighbours(found.blocks_in(''))
         names, tied = without_tied(model, names)
         kept = found.without_small(names)
+        left = found.passed_over()
         if not kept:
-            return Choice((), ('AutoPolicy: no block is repeated; the whole model is one unit', *tied))
-        return Choice(tuple(kept), (*found.notes(names, kept), *found.hint(kept), *tied))
+            why = 'no repeated block can be a unit' if left or tied else 'no block is repeated'
+            return Choice((), (f'AutoPolicy: {why}; the whole model is one unit', *left, *tied))
+        return Choice(tuple(kept), (*found.notes(names, kept), *left, *tied, *found.hint(kept)))
 
     @override
     def __str__(self) -> str:
@@ -170,6 +172,23 @@ class _Blocks:
             group = [name for name in names if self.kinds[name] == kind]
             chosen = [name for name in kept if self.kinds[name] == kind]
             lines.append(self._note(type(self.modules[group[0]]).__name__, group, chosen))
+        return lines
+
+    def passed_over(self) -> list[str]:
+        """Say why repeated blocks that make up a good part of the model are no units."""
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, module in self.modules.items():
+            if self.reasons.get(name) and not has_no_forward(module) and _number_of_weights(module) >= 2:
+                groups[self._place(name), _kind(module)].append(name)
+        outermost: list[str] = []
+        lines = []
+        for group in groups.values():
+            is_large = sum(self.numels[name] for name in group) > WORTH_A_HINT * self.numels['']
+            if len(group) < 2 or not is_large or any(group[0].startswith(f'{name}.') for name in outermost):
+                continue
+            outermost += group
+            class_name = type(self.modules[group[0]]).__name__
+            lines.append(f'{class_name}, {_times(len(group))}, is no unit: {group[0]} {self.reasons[group[0]]}')
         return lines
 
     def hint(self, kept: list[str]) -> list[str]:

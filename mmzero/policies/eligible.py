@@ -69,9 +69,9 @@ def _reasons(
             yield f'is entered by {method}: {place}'
     for path in _paths_above(name):
         if path in found and found[path].skipped:
-            yield f'{path} may be skipped: {found[path].skipped}'
+            yield f'{"" if path == name else f"is in {path}, which "}may be skipped: {found[path].skipped}'
         if pools_regions(model.get_submodule(path)):
-            yield f'{path} works on the regions that a rank finds'
+            yield f'is in {path}, which works on the regions that a rank finds'
     if is_head(module):
         yield 'is a head'
     for path in _paths_above(name)[1:]:

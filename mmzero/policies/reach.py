@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -93,7 +94,14 @@ def _child(module: nn.Module, name: str) -> str:
 
 
 def _never_drawn(owner: nn.Module, use: Use) -> bool:
-    return bool(use.rates) and not any(getattr(owner, rate, 1) for rate in use.rates)
+    return bool(use.rates) and not any(_value(owner, rate) for rate in use.rates)
+
+
+def _value(owner: nn.Module, path: str) -> Any:
+    value: Any = owner
+    for name in path.split('.'):
+        value = getattr(value, name, 1)
+    return value
 
 
 def _is_method(module: nn.Module, name: str) -> bool:

@@ -57,7 +57,7 @@ class _Reader(ast.NodeVisitor):
         self.own_calls: set[str] = set()
         self.names: dict[str, Path] = {}
         self.counters: set[str] = set()
-        self.drawn: set[str] = set()
+        self.drawn: dict[str, tuple[str, ...]] = {}
         self.conditions: list[tuple[str, ...]] = []
 
     # Paths
@@ -112,13 +112,13 @@ class _Reader(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit(node.value)
         path = self.path_of(node.value)
-        random = _is_random(node.value)
+        drawn = self._drawn_by(node.value)
         for target in node.targets:
             for name in (item for item in ast.walk(target) if isinstance(item, ast.Name)):
                 self.names.pop(name.id, None)
-                self.drawn.discard(name.id)
-                if random:
-                    self.drawn.add(name.id)
+                self.drawn.pop(name.id, None)
+                if drawn is not None:
+                    self.drawn[name.id] = drawn
             if isinstance(target, ast.Name) and path:
                 self.names[target.id] = path
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
@@ -263,13 +263,24 @@ class _Reader(ast.NodeVisitor):
         return text == 'len' and bool(call.args) and self.path_of(call.args[0]) is not None
 
     def _rates(self, test: ast.AST) -> tuple[str, ...]:
-        if not any(isinstance(node, ast.Name) and node.id in self.drawn for node in ast.walk(test)):
-            return () if not _is_random(test) else self._own_attributes(test)
-        return self._own_attributes(test)
+        drawn = [self.drawn[node.id] for node in ast.walk(test) if isinstance(node, ast.Name) and node.id in self.drawn]
+        if not drawn and not _is_random(test):
+            return ()
+        return (*(rate for rates in drawn for rate in rates), *self._own_attributes(test))
+
+    def _drawn_by(self, value: ast.expr) -> tuple[str, ...] | None:
+        """Rates of what a name is given, where it comes from a draw or is set because of the data; None elsewhere."""
+        if isinstance(value, ast.Constant) and self.conditions:
+            return tuple(rate for rates in self.conditions for rate in rates) if all(self.conditions) else ()
+        names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+        if _is_random(value) or isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp)) and names & self.drawn.keys():
+            return self._rates(value)
+        return None
 
     def _own_attributes(self, test: ast.AST) -> tuple[str, ...]:
-        paths = (self.path_of(node) for node in ast.walk(test) if isinstance(node, ast.Attribute))
-        return tuple(path[0] for path in paths if path and path != ('training',))
+        paths = [self.path_of(node) for node in ast.walk(test) if isinstance(node, ast.Attribute)]
+        whole = [path for path in paths if path and not any(o and o != path and o[: len(path)] == path for o in paths)]
+        return tuple('.'.join(path) for path in whole if path != ('training',))
 
     def _paths_run(self, statements: list[ast.stmt]) -> set[Path | None]:
         """Paths that are called, or handed to a call, such as that of a checkpoint."""

@@ -15,7 +15,10 @@ def test_blocks_that_are_plain_attributes():
     """Neither the head and what is in it nor experts that the data pick are units."""
     names, notes = plan_of(Bellows())
     assert names == ['east', 'north', 'south']
-    assert notes == 'Pleat: repeated 3 times (north ... south), 416 parameters each'
+    pleats, choir, judge = notes.splitlines()
+    assert pleats == 'Pleat: repeated 3 times (north ... south), 416 parameters each'
+    assert choir.startswith('Pleat, repeated 4 times, is no unit: choir.0 may be skipped: Bellows.forward (')
+    assert judge == 'Pleat, repeated 2 times, is no unit: judge.tower.0 belongs to the head judge'
 
 
 def test_stages_are_divided_into_their_blocks():
@@ -27,8 +30,9 @@ def test_stages_are_divided_into_their_blocks():
 
 
 def test_what_is_dropped_at_random_is_no_unit():
-    names, _ = plan_of(Necklace(drop=0.1))
+    names, notes = plan_of(Necklace(drop=0.1))
     assert names and not [name for name in names if 'extra' in name]
+    assert 'WidePleat, repeated 2 times, is no unit: rings.c.extra.0 may be skipped: Ring.forward (' in notes
 
 
 def test_blocks_without_a_class_and_tied_ones():

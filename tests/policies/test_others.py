@@ -164,7 +164,7 @@ def test_torchs_policies_by_class(cfg):
     """What no policy of torch's can know is passed over: the head and the experts of which one is picked."""
     plan = build_policy(cfg)(Bellows())
     assert sorted(unit.name for unit in plan.units[:-1]) == ['east', 'north', 'south']
-    assert any(note.startswith('choir.0 is no unit: choir.0 may be skipped') for note in plan.notes)
+    assert any(note.startswith('choir.0 is no unit: may be skipped') for note in plan.notes)
 
 
 def test_function_of_a_project():

@@ -105,6 +105,31 @@ def test_layer_drop_names_its_rate():
     assert not next(use for use in uses_of(Drops) if use.path == ('after',)).may_skip
 
 
+class DropsByFlag(nn.Module):
+    def forward(self, x):
+        for layer in self.first:
+            chance = torch.rand([])
+            skip = self.training and chance < self.config.layerdrop
+            if not skip:
+                x = layer(x)
+        for layer in self.second:
+            drop = False
+            if self.training:
+                chance = torch.rand([])
+                if chance < self.rate:
+                    drop = True
+            if not drop:
+                x = layer(x)
+        return x
+
+
+def test_layer_drop_through_names():
+    """As transformers writes it."""
+    found = {use.path[0]: use for use in uses_of(DropsByFlag) if use.is_called and use.path[-1] == '*'}
+    assert found['first'].may_skip and found['first'].rates == ('config.layerdrop',)
+    assert found['second'].may_skip and found['second'].rates == ('rate',)
+
+
 class Base(nn.Module):
     def forward(self, x):
         return self.in_base(x)
