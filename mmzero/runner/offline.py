@@ -2,13 +2,14 @@
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 from unittest import mock
 
 VARIABLES = dict(HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1')
-"""What tells the Hugging Face libraries not to try, and to try again."""
+"""What tells the Hugging Face libraries not to try, again and again."""
 
 
 @contextmanager
@@ -27,11 +28,14 @@ def no_network() -> Iterator[None]:
             _refuse(address)
         connect(self, address)
 
-    with (
-        mock.patch.dict(os.environ, VARIABLES),
-        mock.patch.object(socket.socket, 'connect', connect_locally),
-        mock.patch.object(socket, 'getaddrinfo', _refuse),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, VARIABLES))
+        # It reads its variable when it is imported, which MMEngine has done by now.
+        constants = sys.modules.get('huggingface_hub.constants')
+        if constants is not None:
+            stack.enter_context(mock.patch.object(constants, 'HF_HUB_OFFLINE', True))
+        stack.enter_context(mock.patch.object(socket.socket, 'connect', connect_locally))
+        stack.enter_context(mock.patch.object(socket, 'getaddrinfo', _refuse))
         yield
 
 

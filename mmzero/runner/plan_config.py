@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mmengine.config import Config
@@ -54,8 +54,8 @@ class PlannedConfig:
             ConfigError: If the policy does not fit the model, or cannot be trained as the config asks.
         """
         try:
-            plan = build_policy(policy)(self.model)
-            engine = build_engine(self.config)
+            engine = build_engine(replace(self.config, wrap_policy=policy))
+            plan = build_policy(engine.config.wrap_policy)(self.model)
             engine.check_plan(self.model, plan)
         except ConfigError:
             raise

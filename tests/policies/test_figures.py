@@ -64,7 +64,7 @@ def test_dtype_is_the_rules_then_the_configs_then_as_stored():
 def test_what_is_not_sharded_is_kept_whole():
     plan = plan_of(1, 1, _0=UnitRules(shard=False))
     whole, split, _ = plan_figures(plan, Gathering(shard=4)).units
-    assert (whole.ranks, whole.kept_bytes, whole.padding) == (1, UNIT, 1.0)
+    assert (whole.ranks, whole.gathered_bytes, whole.kept_bytes, whole.padding) == (1, UNIT, UNIT, 1.0)
     assert (split.ranks, split.kept_bytes) == (4, UNIT / 4)
 
 

@@ -12,7 +12,7 @@ from mmzero import HuggingFaceCausalLM
 from mmzero._compat import build_with_meta_parameters
 from mmzero.errors import ConfigError
 from mmzero.policies import ModuleClassPolicy
-from mmzero.runner import prepare_plan
+from mmzero.runner import offline, prepare_plan
 from tests.distributed.parity import BOUNDS
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import compare, train
@@ -114,6 +114,14 @@ def test_on_meta_the_plan_is_that_of_the_real_model(config: dict) -> None:
     assert not any(buffer.is_meta for buffer in meta.buffers())
     policy = ModuleClassPolicy(['LlamaDecoderLayer' if config is LLAMA else 'GPT2Block'])
     assert policy(meta) == policy(real)
+
+
+def test_what_would_be_downloaded_is_refused_without_trying_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+    monkeypatch.setattr(offline, '_refuse', lambda *address, **_: tries.append(address) or 1 / 0)
+    with offline.no_network(), pytest.raises(OSError, match='offline'):
+        transformers.AutoConfig.from_pretrained('nobody/nothing')
+    assert not tries
 
 
 CELLS = [
