@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed import Store, distributed_c10d
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 # The modes have no public home; remove once they do.
@@ -133,6 +134,35 @@ def _reduce_with_zeros(group: Any, post_backward: Callable[..., None], *unused: 
         if whole.grad is None:
             whole.grad = torch.zeros_like(whole)
     post_backward(*unused)
+
+
+_post_forward_meshes: Any = WeakIdKeyDictionary()
+
+
+@contextmanager
+def shared_post_forward_meshes() -> Iterator[None]:
+    """Let units that are resharded to part of the ranks share their process groups.
+
+    ``fully_shard`` makes a mesh, and with it new process groups, for every unit. Remove once it keeps them.
+
+    Yields:
+        None: Inside, ``fully_shard`` behaves so.
+    """
+    make = _fully_shard._get_post_forward_mesh_info
+
+    def get(reshard_after_forward: bool | int, mesh_info: Any) -> Any:
+        if isinstance(reshard_after_forward, bool):
+            return make(reshard_after_forward, mesh_info)
+        made = _post_forward_meshes.setdefault(mesh_info.mesh, {})
+        if reshard_after_forward not in made:
+            made[reshard_after_forward] = make(reshard_after_forward, mesh_info)
+        return made[reshard_after_forward]
+
+    _fully_shard._get_post_forward_mesh_info = get
+    try:
+        yield
+    finally:
+        _fully_shard._get_post_forward_mesh_info = make
 
 
 def numpy_pickle_globals() -> tuple:

@@ -45,6 +45,9 @@ class Unit:
         places (tuple[int, ...]): Their indices in the order in which the model registers all its parameters,
             which is about the order in which forward uses them.
         rules (UnitRules): How it differs from other units.
+        whole (tuple[tuple[str, str], ...]): Names of parameters that every rank keeps whole, and why; 0-dim ones do
+            so without being named.
+        methods (tuple[str, ...]): Methods other than forward by which it is entered.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Unit:
     trainable: tuple[bool, ...]
     places: tuple[int, ...]
     rules: UnitRules = UnitRules()
+    whole: tuple[tuple[str, str], ...] = ()
+    methods: tuple[str, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -74,10 +79,10 @@ class Unit:
         return sum(_numel(shape) * size for shape, size in zip(self.shapes, sizes, strict=True))
 
     def kept_bytes(self, shard_size: int) -> int:
-        """Bytes of the largest shard that a rank keeps, with the padding of dim 0.
+        """Bytes of the largest shard that a rank keeps, with its padding.
 
         FSDP2 splits dim 0 into ``shard_size`` chunks of equal, rounded-up length
-        (``torch.distributed.tensor.Shard(0)``); 0-dim parameters are not split.
+        (``torch.distributed.tensor.Shard(0)``), and another dim only where it divides evenly.
 
         Args:
             shard_size (int): Ranks that share the parameters.
@@ -112,16 +117,48 @@ class Unit:
         return sum(numel * size for numel, size, train in sizes if train)
 
     def kept_numels(self, shard_size: int) -> tuple[int, ...]:
-        """Elements of the largest shard of each parameter, with the padding of dim 0.
+        """Elements of the largest shard of each parameter, with its padding.
 
         Args:
             shard_size (int): Ranks that share the parameters.
 
         Returns:
-            tuple[int, ...]: Elements, parameter by parameter; 1 for a 0-dim one, which is not split.
+            tuple[int, ...]: Elements, parameter by parameter; all of one that is not split.
         """
-        rows = (-(-shape[0] // shard_size) * _numel(shape[1:]) if shape else 1 for shape in self.shapes)
-        return tuple(rows)
+        ranks, dims = self.ranks(shard_size), self.shard_dims(shard_size)
+        split = zip(self.shapes, dims, self.is_whole, strict=True)
+        return tuple(_numel(shape) if whole else _rows(shape, dim, ranks) for shape, dim, whole in split)
+
+    def ranks(self, shard_size: int) -> int:
+        """Ranks that share its parameters.
+
+        Args:
+            shard_size (int): Ranks of the shard dimension.
+
+        Returns:
+            int: As many, or 1 where it is not sharded.
+        """
+        return shard_size if self.rules.shard else 1
+
+    @property
+    def is_whole(self) -> tuple[bool, ...]:
+        """Which parameters are on every rank, outside of what is gathered and reduced for the unit."""
+        named = dict(self.whole)
+        return tuple(not shape or name in named for name, shape in zip(self.params, self.shapes, strict=True))
+
+    def shard_dims(self, shard_size: int) -> tuple[int, ...]:
+        """The dimension along which each parameter is split.
+
+        FSDP2 splits any other dim than 0 into even parts only; what has no such dim is split along dim 0.
+
+        Args:
+            shard_size (int): Ranks of the shard dimension.
+
+        Returns:
+            tuple[int, ...]: Dimensions, parameter by parameter.
+        """
+        dim, ranks = self.rules.shard_dim or 0, self.ranks(shard_size)
+        return tuple(dim if len(shape) > dim and shape[dim] % ranks == 0 else 0 for shape in self.shapes)
 
 
 @dataclass(frozen=True)
@@ -209,6 +246,11 @@ def _innermost(path: str, names: set[str]) -> str:
         if name in names:
             return name
     return ''
+
+
+def _rows(shape: tuple[int, ...], dim: int, ranks: int) -> int:
+    """Elements of the largest of so many chunks."""
+    return -(-shape[dim] // ranks) * (_numel(shape) // shape[dim]) if shape[dim] else 0
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from mmzero.checkpoint import clean_names, fitting_names
 from mmzero.config import Faults, ZeroConfig, read_zero_config
-from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, started
+from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, plan_units, started
 from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
-from mmzero.policies import WrapPlan, build_policy, plan_table
+from mmzero.policies import WrapPlan, plan_table
 
 
 @MODEL_WRAPPERS.register_module()
@@ -52,8 +52,7 @@ class ZeroModelWrapper(nn.Module):
         self.patched = apply_patches(module, self.config.activation_checkpointing)
         self.engine = build_engine(self.config)
         try:
-            self.plan: WrapPlan = build_policy(self.config.wrap_policy)(module)
-            self.engine.check_plan(module, self.plan)
+            self.plan: WrapPlan = plan_units(module, self.engine, dist.get_world_size())
         except Exception:
             # The user mends the policy and wraps the same model again.
             self.patched.undo()

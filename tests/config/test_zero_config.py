@@ -96,7 +96,6 @@ def test_fault(cfg, fault):
 @pytest.mark.parametrize(
     ('cfg', 'path'),
     [
-        (dict(overrides=[]), 'overrides'),
         (dict(engine_options={}), 'engine_options'),
         (dict(precision=dict(keep_fp32=['norm'])), 'precision.keep_fp32'),
     ],
@@ -148,6 +147,10 @@ def test_offload_is_read_and_refused(offload, wanted):
         dict(activation_checkpointing=None),
         dict(find_unused_parameters=[]),
         dict(offload='cpu'),
+        dict(overrides=3),
+        dict(overrides=[[]]),
+        dict(overrides=[{5: 1}]),
+        dict(overrides=[dict(units={}, shard=False)]),
         {'stage': 3, 5: 1},
     ],
 )

@@ -34,6 +34,8 @@ def _faults(config: ZeroConfig) -> Iterator[str]:
         yield f'{_PATH}.mesh: replicate={config.mesh.replicate} {yet}'
     if config.wrap_policy is not None:
         yield f'{_PATH}.wrap_policy: {yet}. DeepSpeed gathers module by module'
+    if config.overrides:
+        yield f'{_PATH}.overrides: {yet}. DeepSpeed has no units'
     for name in ('param_dtype', 'reduce_dtype', 'output_dtype'):
         value = getattr(config.precision, name)
         if value not in (torch.float32, getattr(default.precision, name)):

@@ -4,10 +4,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -17,8 +15,10 @@ from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
+from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
+from mmzero.engines.fsdp2.unit_rules import UnitSharding, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
 from mmzero.engines.materialize import (
     check_same_model,
@@ -28,7 +28,7 @@ from mmzero.engines.materialize import (
 )
 from mmzero.engines.param_grads import ParamGradEngine
 from mmzero.errors import ConfigError, PlanError
-from mmzero.policies import Unit, WrapPlan
+from mmzero.policies import WrapPlan
 
 
 class FSDP2Engine(ParamGradEngine):
@@ -50,13 +50,10 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
-        precision = self.config.precision
         return forecast(
-            plan,
+            unit_layouts(plan, self.config, world_size),
             STAGES[self.config.stage],
-            mesh=self.config.mesh.sizes(world_size),
-            itemsize=precision.param_dtype.itemsize if precision.param_dtype else None,
-            reduce_itemsize=precision.reduce_dtype.itemsize if precision.reduce_dtype else None,
+            world_size=world_size,
             micro_batches=micro_batches,
             state_itemsize=state_itemsize,
         )
@@ -65,7 +62,7 @@ class FSDP2Engine(ParamGradEngine):
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         check_same_model(model)
         self.rules = STAGES[self.config.stage]
-        mesh = self._mesh()
+        sharding = UnitSharding(self.config, self.device)
         materialize_buffers(model, self.device)
         slots = parameter_slots(model)
         params = dict(model.named_parameters())
@@ -74,7 +71,7 @@ class FSDP2Engine(ParamGradEngine):
             made = materialize_parameters([params.pop(name) for name in unit.params], slots, self.device)
             # fully_shard refuses 0-dim parameters: they stay whole on every rank.
             scalars += [param for param in made if param.dim() == 0]
-            self._shard_unit(model.get_submodule(unit.name), unit, mesh, set(scalars))
+            sharding.shard(model.get_submodule(unit.name), unit, set(scalars))
         if not isinstance(model, FSDPModule):
             raise RuntimeError('fully_shard left the model as it was')
         self.root: FSDPModule = model
@@ -82,31 +79,6 @@ class FSDP2Engine(ParamGradEngine):
         self.replicated = ReplicatedParameters(scalars)
         self.unused = self._unused(plan)
         self.adopt(model)
-
-    def _mesh(self) -> DeviceMesh:
-        replicate, shard = self.config.mesh.sizes(dist.get_world_size())
-        if replicate == 1:
-            return init_device_mesh(self.device.type, (shard,), mesh_dim_names=('shard',))
-        return init_device_mesh(self.device.type, (replicate, shard), mesh_dim_names=('replicate', 'shard'))
-
-    def _shard_unit(self, module: nn.Module, unit: Unit, mesh: DeviceMesh, ignored: set[nn.Parameter]) -> None:
-        precision = self.config.precision
-        # The root's remainder stays as it is: models write its weights into fp32 buffers (DINO's embeddings).
-        param_dtype = precision.param_dtype if unit.name else None
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=self.rules.reshard_after_forward,
-            mp_policy=MixedPrecisionPolicy(
-                param_dtype=param_dtype,
-                reduce_dtype=precision.reduce_dtype,
-                output_dtype=precision.output_dtype if unit.name else None,
-                # Autocast casts what an operator wants, so that boxes and reference points keep their
-                # precision. torch's CPU layer_norm is not on autocast's list and refuses mixed dtypes.
-                cast_forward_inputs=self.device.type == 'cpu',
-            ),
-            ignored_params=ignored,
-        )
 
     def _unused(self, plan: WrapPlan) -> UnusedParameters | None:
         if not self.config.find_unused_parameters:
@@ -143,8 +115,13 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def bind(self, optimizer: Optimizer) -> Optimizer:
-        self.replicated.separate(optimizer)
+        separate_kinds(optimizer)
         return super().bind(optimizer)
+
+    @override
+    def clip_value(self, params: list[nn.Parameter], **kwargs: Any) -> None:
+        for kind in by_kind(params):
+            super().clip_value(kind, **kwargs)
 
     @override
     def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
@@ -154,7 +131,7 @@ class FSDP2Engine(ParamGradEngine):
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         super().load_optimizer_state(state)
         # The saved groups brought their own foreach along.
-        self.replicated.separate(self.optimizer)  # type: ignore[arg-type]
+        separate_kinds(self.optimizer)  # type: ignore[arg-type]
 
     @override
     def finish_gradients(self) -> None:

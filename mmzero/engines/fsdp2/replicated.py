@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 
 class ReplicatedParameters:
@@ -17,22 +16,6 @@ class ReplicatedParameters:
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = [param for param in params if param.requires_grad]
-
-    def separate(self, optimizer: Optimizer) -> None:
-        """Turn off ``foreach`` in groups that mix them with shards, on which torch's foreach kernels fail.
-
-        Args:
-            optimizer (Optimizer): The optimizer.
-        """
-        whole = set(self.params)
-        for group in optimizer.param_groups:
-            mixed = any(param in whole for param in group['params'])
-            if mixed and len(group['params']) > 1 and 'foreach' in group:
-                group['foreach'] = False
-                if group.get('fused'):
-                    raise ValueError(
-                        'optim_wrapper.optimizer.fused: a group mixes sharded and 0-dim parameters; leave fused out'
-                    )
 
     def reduce_gradients(self) -> None:
         """Average the gradients over all ranks; one used on no rank keeps none. Collective, once per step."""
