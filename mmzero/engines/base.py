@@ -34,7 +34,7 @@ from what was loaded.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -227,6 +227,17 @@ class Engine(ABC):
     def reduced_precision(self) -> AbstractContextManager:
         """The context of a forward in val and test, for units of reduced precision."""
         return nullcontext()
+
+    def watching(self, kind: str) -> AbstractContextManager[Callable[[Any], None]]:
+        """The context of an iteration, in which a use of the model that the engine cannot serve is told by name.
+
+        Args:
+            kind (str): 'train', 'val' or 'test'.
+
+        Returns:
+            ContextManager: Gives a function that checks the loss.
+        """
+        return nullcontext(lambda loss: None)
 
     def model_state(self) -> dict[str, Tensor]:
         """Gather parameters and persistent buffers, one tensor at a time. Collective.

@@ -113,10 +113,12 @@ class ZeroModelWrapper(nn.Module):
                 ]
             )
         started('its next train_step')
-        with optim_wrapper.optim_context(self):
-            data = self.module.data_preprocessor(data, True)
-            losses = BaseModel._run_forward(self, data, mode='loss')
-        parsed, log_vars = self.module.parse_losses(losses)
+        with self.engine.watching('train') as check:
+            with optim_wrapper.optim_context(self):
+                data = self.module.data_preprocessor(data, True)
+                losses = BaseModel._run_forward(self, data, mode='loss')
+            parsed, log_vars = self.module.parse_losses(losses)
+            check(parsed)
         optim_wrapper.update_params(parsed)
         return log_vars
 
@@ -129,7 +131,7 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``val_step``.
         """
-        with self.engine.reduced_precision():
+        with self.engine.watching('val'), self.engine.reduced_precision():
             return self.module.val_step(data)
 
     def test_step(self, data: Any) -> list:
@@ -141,7 +143,7 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``test_step``.
         """
-        with self.engine.reduced_precision():
+        with self.engine.watching('test'), self.engine.reduced_precision():
             return self.module.test_step(data)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

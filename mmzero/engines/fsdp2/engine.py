@@ -1,5 +1,6 @@
 """The FSDP2 engine."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +17,7 @@ from mmzero.engines.fsdp2.clip import clip_norm
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
+from mmzero.engines.fsdp2.outside import FirstIterations
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
 from mmzero.engines.fsdp2.unit_rules import UnitSharding, unit_layouts
@@ -78,6 +80,7 @@ class FSDP2Engine(ParamGradEngine):
         self.units: list[Any] = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
         self.replicated = ReplicatedParameters(scalars)
         self.unused = self._unused(plan)
+        self.first_iterations = FirstIterations(model, plan)
         self.adopt(model)
 
     def _unused(self, plan: WrapPlan) -> UnusedParameters | None:
@@ -138,6 +141,10 @@ class FSDP2Engine(ParamGradEngine):
         self.replicated.reduce_gradients()
         if self.unused is not None:
             self.unused.drop_zeros()
+
+    @override
+    def watching(self, kind: str) -> AbstractContextManager[Callable[[Any], None]]:
+        return self.first_iterations.watch(kind)
 
     @override
     def reduced_precision(self) -> AbstractContextManager:
