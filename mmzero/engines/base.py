@@ -115,6 +115,18 @@ class Engine(ABC):
         self.model: nn.Module | None = None
         self.optimizer: Optimizer | None = None
 
+    def complete_plan(self, model: nn.Module, plan: WrapPlan) -> WrapPlan:
+        """Add to a plan what the engine needs to train it; before a process group exists.
+
+        Args:
+            model (nn.Module): The model; its parameters may be on the meta device.
+            plan (WrapPlan): Its units.
+
+        Returns:
+            WrapPlan: The plan as it will be sharded.
+        """
+        return plan
+
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027
         """Refuse units that the engine cannot train; before a process group exists.
 

@@ -28,5 +28,6 @@ def plan_units(model: nn.Module, engine: Engine, world_size: int | None) -> Wrap
     plan = apply_overrides(build_policy(config.wrap_policy)(model), config.overrides)
     if world_size is not None:
         plan = resolve_rules(plan, config.mesh.sizes(world_size)[1], ranks_per_node())
+    plan = engine.complete_plan(model, plan)
     engine.check_plan(model, plan)
     return plan

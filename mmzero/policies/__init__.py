@@ -3,7 +3,7 @@
 from mmzero.policies.build import build_policy
 from mmzero.policies.module_class import ModuleClassPolicy
 from mmzero.policies.overrides import apply_overrides, resolve_rules
-from mmzero.policies.plan import Unit, UnitRules, WrapPlan, make_plan
+from mmzero.policies.plan import Unit, UnitRules, WrapPlan, make_plan, with_methods
 from mmzero.policies.table import plan_table
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     'make_plan',
     'plan_table',
     'resolve_rules',
+    'with_methods',
 ]

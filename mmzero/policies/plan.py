@@ -1,7 +1,7 @@
 """The wrap plan: which modules are gathered and freed together."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -181,9 +181,36 @@ class WrapPlan:
         return self.units[-1]
 
     @property
+    def replicated(self) -> tuple[tuple[str, str], ...]:
+        """Names of what every rank keeps whole, parameters or units, and why."""
+        units = [(unit.name or '(root)', 'has the rule shard=False') for unit in self.units if not unit.rules.shard]
+        return (*units, *(item for unit in self.units for item in unit.whole))
+
+    @property
     def numel(self) -> int:
         """Elements of all parameters of the model."""
         return sum(unit.numel for unit in self.units)
+
+
+def with_methods(plan: WrapPlan, methods: Mapping[str, Iterable[str]]) -> WrapPlan:
+    """Let units be entered by methods other than forward.
+
+    Args:
+        plan (WrapPlan): The plan.
+        methods (Mapping[str, Iterable[str]]): Names of units to names of methods that compute with their parameters;
+            not such as only call the unit itself, which work as they are.
+
+    Returns:
+        WrapPlan: The plan.
+
+    Raises:
+        PlanError: If there is no such unit.
+    """
+    missing = methods.keys() - {unit.name for unit in plan.units}
+    if missing:
+        raise PlanError(f'{plan.policy}: {", ".join(map(repr, sorted(missing)))} is no unit, to be entered by a method')
+    added = {name: tuple(dict.fromkeys(names)) for name, names in methods.items()}
+    return replace(plan, units=tuple(replace(unit, methods=added.get(unit.name, unit.methods)) for unit in plan.units))
 
 
 def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: Sequence[str] = ()) -> WrapPlan:

@@ -1,5 +1,7 @@
 """Rules reach the units that patterns name, and what they ask for fits the ranks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -170,3 +172,16 @@ def test_bytes_of_a_unit_that_is_not_sharded(plan):
     stem = next(u for u in apply_overrides(plan, [entry('stem', shard=False)]).units if u.name == 'stem')
     assert stem.kept_bytes(8) == stem.gathered_bytes() == 4 * 16
     assert stem.trained_numel(8) == 16
+
+
+def test_what_is_replicated_is_on_the_plan(plan):
+    found = apply_overrides(plan, [entry(['stem', '(root)'], shard=False)])
+    whole = (('blocks.0.up.bias', 'is odd'),)
+    units = tuple(replace(unit, whole=whole if unit.name == 'blocks.0' else ()) for unit in found.units)
+    assert replace(found, units=units).replicated == (
+        ('stem', 'has the rule shard=False'),
+        ('(root)', 'has the rule shard=False'),
+        *whole,
+    )
+    kept = dict(zip(units[1].params, units[1].kept_numels(4), strict=True))
+    assert units[1].name == 'blocks.0' and kept['blocks.0.up.bias'] == 4 and kept['blocks.0.up.weight'] == 4

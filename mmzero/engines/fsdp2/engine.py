@@ -1,5 +1,6 @@
 """The FSDP2 engine."""
 
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from typing_extensions import override
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
+from mmzero.engines.fsdp2.completion import complete_plan
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
@@ -35,6 +37,10 @@ from mmzero.policies import WrapPlan
 
 class FSDP2Engine(ParamGradEngine):
     """Engine of stages 1 to 3: ``torch.distributed.fsdp.fully_shard`` on every unit, then on the root."""
+
+    @override
+    def complete_plan(self, model: nn.Module, plan: WrapPlan) -> WrapPlan:
+        return complete_plan(model, plan)
 
     @override
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
@@ -63,22 +69,23 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         check_same_model(model)
+        # Only now every rank knows what is frozen.
+        plan = self.complete_plan(model, plan)
         self.rules = STAGES[self.config.stage]
         sharding = UnitSharding(self.config, self.device)
         materialize_buffers(model, self.device)
         slots = parameter_slots(model)
         params = dict(model.named_parameters())
-        scalars: list[nn.Parameter] = []
+        whole: list[nn.Parameter] = []
         for unit in plan.units:
             made = materialize_parameters([params.pop(name) for name in unit.params], slots, self.device)
-            # fully_shard refuses 0-dim parameters: they stay whole on every rank.
-            scalars += [param for param in made if param.dim() == 0]
-            sharding.shard(model.get_submodule(unit.name), unit, set(scalars))
+            whole += itertools.compress(made, unit.is_whole)
+            sharding.shard(model.get_submodule(unit.name), unit, set(whole))
         if not isinstance(model, FSDPModule):
             raise RuntimeError('fully_shard left the model as it was')
         self.root: FSDPModule = model
         self.units: list[Any] = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
-        self.replicated = ReplicatedParameters(scalars)
+        self.replicated = ReplicatedParameters(whole)
         self.unused = self._unused(plan)
         self.first_iterations = FirstIterations(model, plan)
         self.adopt(model)

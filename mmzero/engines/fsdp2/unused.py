@@ -28,8 +28,9 @@ class UnusedParameters:
 
     def __init__(self, model: nn.Module, plan: WrapPlan, device: torch.device) -> None:
         self.device = device
-        self.sharded = [param for param in model.parameters() if param.requires_grad and param.dim() > 0]
-        self.index = {name: i for i, name in enumerate(_trainable(model))}
+        sharded = _sharded(model, plan)
+        self.sharded = list(sharded.values())
+        self.index = {name: i for i, name in enumerate(sharded)}
         self.used = torch.zeros(len(self.sharded), dtype=torch.int32)
         self._hooked = WeakIdKeyDictionary()
         for unit in plan.units:
@@ -62,8 +63,11 @@ class UnusedParameters:
         self.used.zero_()
 
 
-def _trainable(model: nn.Module) -> list[str]:
-    return [name for name, param in model.named_parameters() if param.requires_grad and param.dim() > 0]
+def _sharded(model: nn.Module, plan: WrapPlan) -> dict[str, nn.Parameter]:
+    """What trains, and is not averaged by an all-reduce that knows what was used."""
+    whole = {name for unit in plan.units for name, keeps in zip(unit.params, unit.is_whole, strict=True) if keeps}
+    params = model.named_parameters()
+    return {name: param for name, param in params if param.requires_grad and name not in whole}
 
 
 def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str]:
