@@ -120,10 +120,37 @@ def set_reduce_scatter_unused_params(root: FSDPModule) -> None:
         return
     for module in root.modules():  # type: ignore[attr-defined]
         if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            groups = getattr(state, '_fsdp_param_groups', None)
-            for group in [state._fsdp_param_group] if groups is None else groups:
+            for group in _param_groups(module):
                 group.post_backward = functools.partial(_reduce_with_zeros, group, group.post_backward)
+
+
+def _param_groups(module: Any) -> list[Any]:
+    """FSDP2's own groups of parameters of a unit; torch 2.13 allows several."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, '_fsdp_param_groups', None)
+    return [group for group in [state._fsdp_param_group] if group is not None] if groups is None else groups
+
+
+@contextmanager
+def kept_gathered(module: FSDPModule) -> Iterator[None]:
+    """Keep a unit gathered over forwards of it.
+
+    ``FSDPModule.set_reshard_after_forward`` would forget a number of ranks. Remove once it takes one.
+
+    Args:
+        module (FSDPModule): The unit.
+
+    Yields:
+        None: Inside, a forward of the unit leaves it gathered.
+    """
+    before = [(group, group.post_forward_mesh_info) for group in _param_groups(module)]
+    for group, _ in before:
+        group.post_forward_mesh_info = None
+    try:
+        yield
+    finally:
+        for group, mesh_info in before:
+            group.post_forward_mesh_info = mesh_info
 
 
 def _reduce_with_zeros(group: Any, post_backward: Callable[..., None], *unused: Any) -> None:

@@ -19,6 +19,7 @@ from mmzero.engines.fsdp2.completion import complete_plan
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
+from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
 from mmzero.engines.fsdp2.outside import FirstIterations
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
@@ -44,6 +45,8 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
+        for unit in plan.units:
+            check_methods(model.get_submodule(unit.name), unit)
         if self.config.precision.param_dtype in (None, torch.float32):
             return
         for unit in plan.units[:-1]:
@@ -87,6 +90,9 @@ class FSDP2Engine(ParamGradEngine):
         self.units: list[Any] = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
         self.replicated = ReplicatedParameters(whole)
         self.unused = self._unused(plan)
+        for unit in plan.units:
+            watch = self.unused.watchers[unit.name] if self.unused is not None else None
+            enter_by_methods(model.get_submodule(unit.name), unit.methods, watch)
         self.first_iterations = FirstIterations(model, plan)
         self.adopt(model)
 

@@ -201,6 +201,9 @@ class FirstIterations:
         if kind in self.done or any(module._compiled_call_impl is not None for module in self.model.modules()):
             yield _nothing
             return
+        # What an earlier val left gathered would hide a use before the forward of its unit.
+        for unit in self.plan.units:
+            self.model.get_submodule(unit.name).reshard()  # type: ignore[operator]
         with OutsideUses(self.model, self.plan) as uses:
             yield uses.check
         self.done.add(kind)
