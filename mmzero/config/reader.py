@@ -176,3 +176,11 @@ def module_names(value: Any) -> tuple[str, ...]:
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise ValueError("expected a list of module names, such as ['backbone', 'encoder.layers.0']")
+
+
+def module_patterns(value: Any) -> tuple[str, ...]:
+    """A reader for one pattern on the names of modules or a list of them."""
+    patterns = (value,) if isinstance(value, str) else value
+    if isinstance(patterns, (list, tuple)) and all(isinstance(item, str) and item for item in patterns):
+        return tuple(patterns)
+    raise ValueError("expected a list of patterns on the names of modules, such as ['**.norm*']")

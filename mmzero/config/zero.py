@@ -12,6 +12,7 @@ from mmzero.config.reader import (
     ListOf,
     flag,
     module_names,
+    module_patterns,
     one_of,
     option,
     optional_dtype,
@@ -85,13 +86,15 @@ class PrecisionConfig:
             autocast; the root's remainder stays as it is. Defaults to None: ``optim_wrapper.dtype``.
         reduce_dtype (torch.dtype): In which gradients are reduced. Defaults to float32.
         output_dtype (torch.dtype, optional): To which a unit's floating outputs are cast. Defaults to None.
+        keep_fp32 (tuple[str, ...]): Patterns on the names of modules that are gathered in float32 inside of units of
+            ``param_dtype``, each as a unit of its own, which costs its own collectives. Defaults to none: autocast
+            runs norms and losses in float32 over 16-bit weights.
     """
-
-    PLANNED: ClassVar[tuple[str, ...]] = ('keep_fp32',)
 
     param_dtype: torch.dtype | None = option(None, optional_dtype)
     reduce_dtype: torch.dtype | None = option(torch.float32, optional_dtype)
     output_dtype: torch.dtype | None = option(None, optional_dtype)
+    keep_fp32: tuple[str, ...] = option((), module_patterns)
 
 
 def offload_place(value: Any) -> str | None:
@@ -203,5 +206,7 @@ def _refuse_at_stage_0(config: ZeroConfig, path: str, faults: Faults) -> None:
     for name in ('reduce_dtype', 'output_dtype'):
         if getattr(config.precision, name) != getattr(default.precision, name):
             faults.add(f'{path}.precision.{name}', 'needs stage 1, 2 or 3; DDP reduces gradients as they are')
+    if config.precision.keep_fp32:
+        faults.add(f'{path}.precision.keep_fp32', 'needs stage 1, 2 or 3; under DDP all weights keep their dtype')
     if config.mesh.replicate > 1:
         faults.add(f'{path}.mesh', 'needs stage 1, 2 or 3; at stage 0 every rank holds all')

@@ -1,6 +1,6 @@
 """The wrap plan: which modules are gathered and freed together."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -236,7 +236,7 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: S
     owned: dict[str, list[tuple[int, str, nn.Parameter]]] = {name: [] for name in (*names, '')}
     owner_of: dict[int, tuple[str, str]] = {}
     for index, (path, param) in enumerate(model.named_parameters(remove_duplicate=False)):
-        owner = _innermost(path, names)
+        owner = innermost(path.rpartition('.')[0], names)
         first_owner, first_path = owner_of.setdefault(id(param), (owner, path))
         if first_owner != owner:
             raise PlanError(
@@ -265,9 +265,17 @@ def _unit(name: str, module: nn.Module, params: list[tuple[int, str, nn.Paramete
     )
 
 
-def _innermost(path: str, names: set[str]) -> str:
-    """The longest unit name that is a prefix of a parameter's path."""
-    parts = path.split('.')[:-1]
+def innermost(path: str, names: Collection[str]) -> str:
+    """The unit that a module lies in.
+
+    Args:
+        path (str): Path of the module.
+        names (Collection[str]): Names of units.
+
+    Returns:
+        str: The longest of the names that is the path or holds it; '' where none does.
+    """
+    parts = path.split('.')
     for end in range(len(parts), 0, -1):
         name = '.'.join(parts[:end])
         if name in names:

@@ -95,12 +95,14 @@ def others() -> list[StepReport]:
         measured('vit', 3, 1, wrap_policy=None),
         measured('vit', 3, 2, mesh=dict(replicate=dist.get_world_size())),
         measured('vit', 2, 2, 'bfloat16', precision=dict(reduce_dtype='bfloat16', param_dtype='bfloat16')),
+        measured('vit', 3, 2, 'bfloat16', precision=dict(param_dtype='bfloat16', keep_fp32=['**.norm*'])),
+        measured('vit', 1, 2, 'bfloat16', precision=dict(param_dtype='bfloat16', keep_fp32=['**.norm*'])),
     ]
 
 
 def test_root_unit_replicas_and_16_bit_reduction() -> None:
     for reports in run_ranks(2, others):
-        assert not faults(['root unit', 'replicas', '16-bit reduction'], reports)
+        assert not faults(['root unit', 'replicas', '16-bit reduction', 'fp32 norms', 'fp32 norms, stage 1'], reports)
 
 
 RULES: list[dict] = [

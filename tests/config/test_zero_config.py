@@ -71,6 +71,9 @@ def test_all_faults_in_one_error():
         (dict(mesh=dict(replicas=2)), "mesh.replicas: unknown field; did you mean 'replicate'?"),
         (dict(precision='bfloat16'), "precision: got 'bfloat16'; expected a dict"),
         (dict(precision=dict(param_dtype='bf16')), "param_dtype: got 'bf16'; expected None or"),
+        (dict(precision=dict(keep_fp32=3)), 'precision.keep_fp32: got 3; expected a list of patterns'),
+        (dict(precision=dict(keep_fp32=['a', ''])), "precision.keep_fp32: got ['a', '']; expected a list of patterns"),
+        (dict(precision=dict(keep_fp32=['a']), stage=0), 'precision.keep_fp32: needs stage 1, 2 or 3; under DDP all'),
         (dict(precision=dict(param_dtype=16)), 'precision.param_dtype: got 16; expected None or'),
         (dict(precision=dict(reduce_dtype='bfloat')), "did you mean 'bfloat16' or"),
         (
@@ -97,7 +100,6 @@ def test_fault(cfg, fault):
     ('cfg', 'path'),
     [
         (dict(engine_options={}), 'engine_options'),
-        (dict(precision=dict(keep_fp32=['norm'])), 'precision.keep_fp32'),
     ],
 )
 def test_planned_field_is_refused_by_name(cfg, path):
@@ -187,6 +189,11 @@ def test_dtypes_by_name_or_as_dtype(given):
 @pytest.mark.parametrize('given', ['backbone', ['backbone'], ('backbone',)])
 def test_module_names(given):
     assert read(activation_checkpointing=given).activation_checkpointing == ('backbone',)
+
+
+@pytest.mark.parametrize('given', ['**.norm*', ['**.norm*'], ('**.norm*',)])
+def test_module_patterns(given):
+    assert read(precision=dict(keep_fp32=given)).precision.keep_fp32 == ('**.norm*',)
 
 
 def test_users_dict_is_not_changed():

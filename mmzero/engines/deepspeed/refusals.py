@@ -40,6 +40,8 @@ def _faults(config: ZeroConfig) -> Iterator[str]:
         value = getattr(config.precision, name)
         if value not in (torch.float32, getattr(default.precision, name)):
             yield f'{_PATH}.precision.{name}: {value} {yet}'
+    if config.precision.keep_fp32:
+        yield f'{_PATH}.precision.keep_fp32: {yet}. Everything is float32 there'
     if config.find_unused_parameters:
         yield (
             f'{_PATH}.find_unused_parameters: is an argument of DDP that DeepSpeed does not have: a parameter that '

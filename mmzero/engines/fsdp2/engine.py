@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
-from mmzero.engines.fsdp2.completion import complete_plan
+from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
@@ -23,7 +22,7 @@ from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
 from mmzero.engines.fsdp2.outside import FirstIterations
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
-from mmzero.engines.fsdp2.unit_rules import UnitSharding, unit_layouts
+from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
 from mmzero.engines.materialize import (
     check_same_model,
@@ -32,7 +31,7 @@ from mmzero.engines.materialize import (
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
-from mmzero.errors import ConfigError, PlanError
+from mmzero.errors import ConfigError
 from mmzero.policies import WrapPlan
 
 
@@ -41,23 +40,12 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def complete_plan(self, model: nn.Module, plan: WrapPlan) -> WrapPlan:
-        return complete_plan(model, plan)
+        return keep_whole(model, keep_fp32(model, plan, self.config))
 
     @override
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
         for unit in plan.units:
             check_methods(model.get_submodule(unit.name), unit)
-        if self.config.precision.param_dtype in (None, torch.float32):
-            return
-        for unit in plan.units[:-1]:
-            for name, layer in model.get_submodule(unit.name).named_modules():
-                if isinstance(layer, _BatchNorm):
-                    raise PlanError(
-                        f'the unit {unit.name} ({unit.class_name}) holds a {type(layer).__name__} ({name}), whose '
-                        'running statistics stay in float32 while its weights would be gathered in '
-                        f'{self.config.precision.param_dtype}; leave {unit.class_name} out of the policy, or train '
-                        'in float32'
-                    )
 
     @override
     def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
@@ -73,7 +61,7 @@ class FSDP2Engine(ParamGradEngine):
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         check_same_model(model)
         # Only now every rank knows what is frozen.
-        plan = self.complete_plan(model, plan)
+        plan = keep_whole(model, plan)
         self.rules = STAGES[self.config.stage]
         sharding = UnitSharding(self.config, self.device)
         materialize_buffers(model, self.device)
@@ -88,6 +76,8 @@ class FSDP2Engine(ParamGradEngine):
             raise RuntimeError('fully_shard left the model as it was')
         self.root: FSDPModule = model
         self.units: list[Any] = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
+        dtypes = {unit: dtype for unit in plan.units if (dtype := reduced_dtype(unit, self.config)) is not None}
+        self.reduced = [(model.get_submodule(unit.name), dtype, unit.methods) for unit, dtype in dtypes.items()]
         self.replicated = ReplicatedParameters(whole)
         self.unused = self._unused(plan)
         for unit in plan.units:
@@ -161,7 +151,4 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def reduced_precision(self) -> AbstractContextManager:
-        dtype = self.config.precision.param_dtype
-        if dtype is None or dtype == torch.float32:
-            return nullcontext()
-        return units_alone_in(dtype, self.units, self.device.type)
+        return units_alone_in(self.reduced, self.device.type) if self.reduced else nullcontext()

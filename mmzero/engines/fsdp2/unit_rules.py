@@ -30,6 +30,20 @@ def param_dtype_of(unit: Unit, config: ZeroConfig) -> torch.dtype | None:
     return unit.rules.param_dtype or (config.precision.param_dtype if unit.name else None)
 
 
+def reduced_dtype(unit: Unit, config: ZeroConfig) -> torch.dtype | None:
+    """The 16-bit dtype in which a unit is gathered.
+
+    Args:
+        unit (Unit): The unit.
+        config (ZeroConfig): The config.
+
+    Returns:
+        torch.dtype or None: The dtype; None: as stored, or float32.
+    """
+    dtype = param_dtype_of(unit, config)
+    return None if dtype == torch.float32 else dtype
+
+
 def reshards_after_forward(unit: Unit, config: ZeroConfig) -> bool | int:
     """What becomes of a unit's gathered parameters after forward.
 

@@ -23,7 +23,7 @@ def test_fields_come_together() -> None:
         mesh=MeshConfig(replicate=2),
         wrap_policy='x',
         overrides=(OverrideConfig(('x',), shard=False),),
-        precision=PrecisionConfig(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, output_dtype=torch.bfloat16),
+        precision=PrecisionConfig(torch.bfloat16, torch.bfloat16, torch.bfloat16, keep_fp32=('norm',)),
         find_unused_parameters=True,
     )
     with pytest.raises(ConfigError) as caught:
@@ -35,6 +35,7 @@ def test_fields_come_together() -> None:
         'precision.param_dtype',
         'precision.reduce_dtype',
         'precision.output_dtype',
+        'precision.keep_fp32',
         'find_unused_parameters',
     ]
     assert all("use engine='fsdp2'" in fault for fault in caught.value.faults)
