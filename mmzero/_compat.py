@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed import Store, distributed_c10d
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 # The modes have no public home; remove once they do.
@@ -119,10 +120,37 @@ def set_reduce_scatter_unused_params(root: FSDPModule) -> None:
         return
     for module in root.modules():  # type: ignore[attr-defined]
         if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            groups = getattr(state, '_fsdp_param_groups', None)
-            for group in [state._fsdp_param_group] if groups is None else groups:
+            for group in _param_groups(module):
                 group.post_backward = functools.partial(_reduce_with_zeros, group, group.post_backward)
+
+
+def _param_groups(module: Any) -> list[Any]:
+    """FSDP2's own groups of parameters of a unit; torch 2.13 allows several."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, '_fsdp_param_groups', None)
+    return [group for group in [state._fsdp_param_group] if group is not None] if groups is None else groups
+
+
+@contextmanager
+def kept_gathered(module: FSDPModule) -> Iterator[None]:
+    """Keep a unit gathered over forwards of it.
+
+    ``FSDPModule.set_reshard_after_forward`` would forget a number of ranks. Remove once it takes one.
+
+    Args:
+        module (FSDPModule): The unit.
+
+    Yields:
+        None: Inside, a forward of the unit leaves it gathered.
+    """
+    before = [(group, group.post_forward_mesh_info) for group in _param_groups(module)]
+    for group, _ in before:
+        group.post_forward_mesh_info = None
+    try:
+        yield
+    finally:
+        for group, mesh_info in before:
+            group.post_forward_mesh_info = mesh_info
 
 
 def _reduce_with_zeros(group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
@@ -133,6 +161,35 @@ def _reduce_with_zeros(group: Any, post_backward: Callable[..., None], *unused: 
         if whole.grad is None:
             whole.grad = torch.zeros_like(whole)
     post_backward(*unused)
+
+
+_post_forward_meshes: Any = WeakIdKeyDictionary()
+
+
+@contextmanager
+def shared_post_forward_meshes() -> Iterator[None]:
+    """Let units that are resharded to part of the ranks share their process groups.
+
+    ``fully_shard`` makes a mesh, and with it new process groups, for every unit. Remove once it keeps them.
+
+    Yields:
+        None: Inside, ``fully_shard`` behaves so.
+    """
+    make = _fully_shard._get_post_forward_mesh_info
+
+    def get(reshard_after_forward: bool | int, mesh_info: Any) -> Any:
+        if isinstance(reshard_after_forward, bool):
+            return make(reshard_after_forward, mesh_info)
+        made = _post_forward_meshes.setdefault(mesh_info.mesh, {})
+        if reshard_after_forward not in made:
+            made[reshard_after_forward] = make(reshard_after_forward, mesh_info)
+        return made[reshard_after_forward]
+
+    _fully_shard._get_post_forward_mesh_info = get
+    try:
+        yield
+    finally:
+        _fully_shard._get_post_forward_mesh_info = make
 
 
 def numpy_pickle_globals() -> tuple:

@@ -31,6 +31,8 @@ _REGIONS = (
     # A group of one gathers by a copy, within the hook itself.
     ('FSDP::pre_forward', 'gathered'),
     ('FSDP::pre_backward', 'gathered'),
+    # What is resharded to part of the ranks.
+    ('FSDP::post_forward', 'gathered'),
     ('FSDP::', OTHER),
 )
 

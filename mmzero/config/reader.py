@@ -1,7 +1,7 @@
 """Reading dicts into frozen dataclasses, collecting faults instead of stopping at the first."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +12,30 @@ Reader = Callable[[Any], Any]
 """Turns a config value into the field's value; raises ValueError saying what is allowed."""
 
 T = TypeVar('T')
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """Reads a list of mappings, each into a dataclass.
+
+    Args:
+        item (type): The dataclass.
+    """
+
+    item: type
+
+
+def option(default: Any, read: Reader | type | ListOf) -> Any:
+    """Declare a field of a dataclass that is read from a config.
+
+    Args:
+        default (Any): Its default.
+        read (Callable or type or ListOf): Reads its value; a dataclass reads a mapping.
+
+    Returns:
+        Any: As ``dataclasses.field``.
+    """
+    return field(default=default, metadata={'read': read})
 
 
 class Faults:
@@ -68,7 +92,7 @@ def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
     if not isinstance(cfg, Mapping):
         faults.add(path, f'got {cfg!r}; expected a dict')
         return cls()
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in cfg.items():
         if name in getattr(cls, 'PLANNED', ()):
@@ -81,11 +105,21 @@ def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
         if isinstance(read, type):
             values[name] = read_fields(read, value, f'{path}.{name}', faults)
             continue
+        if isinstance(read, ListOf):
+            values[name] = _read_list(read.item, value, f'{path}.{name}', faults)
+            continue
         try:
             values[name] = read(value)
         except (TypeError, ValueError) as error:
             faults.add(f'{path}.{name}', f'got {value!r}; {error}')
     return cls(**values)
+
+
+def _read_list(cls: type[T], value: Any, path: str, faults: Faults) -> tuple[T, ...]:
+    if not isinstance(value, (list, tuple)):
+        faults.add(path, f'got {value!r}; expected a list of dicts')
+        return ()
+    return tuple(read_fields(cls, item, f'{path}[{index}]', faults) for index, item in enumerate(value))
 
 
 def one_of(*allowed: Any) -> Reader:
@@ -142,3 +176,11 @@ def module_names(value: Any) -> tuple[str, ...]:
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise ValueError("expected a list of module names, such as ['backbone', 'encoder.layers.0']")
+
+
+def module_patterns(value: Any) -> tuple[str, ...]:
+    """A reader for one pattern on the names of modules or a list of them."""
+    patterns = (value,) if isinstance(value, str) else value
+    if isinstance(patterns, (list, tuple)) and all(isinstance(item, str) and item for item in patterns):
+        return tuple(patterns)
+    raise ValueError("expected a list of patterns on the names of modules, such as ['**.norm*']")

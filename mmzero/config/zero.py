@@ -1,26 +1,25 @@
 """The config of one ZeroModelWrapper."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
+from mmzero.config.overrides import OverrideConfig, check_overrides
 from mmzero.config.reader import (
     Faults,
-    Reader,
+    ListOf,
     flag,
     module_names,
+    module_patterns,
     one_of,
+    option,
     optional_dtype,
     optional_flag,
     read_fields,
     size,
 )
-
-
-def _option(default: Any, read: Reader | type) -> Any:
-    return field(default=default, metadata={'read': read})
 
 
 def wrap_policy(value: Any) -> Any:
@@ -50,8 +49,8 @@ class MeshConfig:
         shard (int): Ranks that share one copy; -1 is the rest of the world. Defaults to -1.
     """
 
-    replicate: int = _option(1, size)
-    shard: int = _option(-1, size)
+    replicate: int = option(1, size)
+    shard: int = option(-1, size)
 
     def sizes(self, world_size: int) -> tuple[int, int]:
         """Resolve -1 and check that the mesh fills the world.
@@ -89,13 +88,15 @@ class PrecisionConfig:
             autocast; the root's remainder stays as it is. Defaults to None: ``optim_wrapper.dtype``.
         reduce_dtype (torch.dtype): In which gradients are reduced. Defaults to float32.
         output_dtype (torch.dtype, optional): To which a unit's floating outputs are cast. Defaults to None.
+        keep_fp32 (tuple[str, ...]): Patterns on the names of modules that are gathered in float32 inside of units of
+            ``param_dtype``, each as a unit of its own, which costs its own collectives. Defaults to none: autocast
+            runs norms and losses in float32 over 16-bit weights.
     """
 
-    PLANNED: ClassVar[tuple[str, ...]] = ('keep_fp32',)
-
-    param_dtype: torch.dtype | None = _option(None, optional_dtype)
-    reduce_dtype: torch.dtype | None = _option(torch.float32, optional_dtype)
-    output_dtype: torch.dtype | None = _option(None, optional_dtype)
+    param_dtype: torch.dtype | None = option(None, optional_dtype)
+    reduce_dtype: torch.dtype | None = option(torch.float32, optional_dtype)
+    output_dtype: torch.dtype | None = option(None, optional_dtype)
+    keep_fp32: tuple[str, ...] = option((), module_patterns)
 
 
 def offload_place(value: Any) -> str | None:
@@ -120,9 +121,9 @@ class OffloadConfig:
         nvme_path (str, optional): A folder on the NVMe disk, for 'nvme'. Defaults to None.
     """
 
-    params: str | None = _option(None, offload_place)
-    optimizer: str | None = _option(None, offload_place)
-    nvme_path: str | None = _option(None, optional_path)
+    params: str | None = option(None, offload_place)
+    optimizer: str | None = option(None, offload_place)
+    nvme_path: str | None = option(None, optional_path)
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ class ZeroConfig:
         mesh (MeshConfig): Arrangement of the ranks.
         wrap_policy: Name, dict, list or callable that says which modules are units
             (:func:`mmzero.policies.build_policy`). None: the whole model is one unit. Defaults to 'AutoPolicy'.
+        overrides (tuple[OverrideConfig, ...]): Rules for single units; later entries win, field by field.
         precision (PrecisionConfig): Data types of the units.
         offload (OffloadConfig): What leaves the GPU between its uses; not supported yet.
         activation_checkpointing (tuple[str, ...]): Names of modules whose activations are recomputed in
@@ -146,18 +148,19 @@ class ZeroConfig:
     """
 
     # Fields that later versions bring: named, so that nobody takes them for a spelling mistake.
-    PLANNED: ClassVar[tuple[str, ...]] = ('overrides', 'engine_options')
+    PLANNED: ClassVar[tuple[str, ...]] = ('engine_options',)
 
-    stage: int = _option(3, one_of(0, 1, 2, 3))
-    engine: str = _option('fsdp2', engine_name)
-    mesh: MeshConfig = _option(MeshConfig(), MeshConfig)
-    wrap_policy: Any = _option('AutoPolicy', wrap_policy)
-    precision: PrecisionConfig = _option(PrecisionConfig(), PrecisionConfig)
-    offload: OffloadConfig = _option(OffloadConfig(), OffloadConfig)
-    activation_checkpointing: tuple[str, ...] = _option((), module_names)
-    find_unused_parameters: bool = _option(False, flag)
-    broadcast_buffers: bool = _option(False, flag)
-    static_graph: bool | None = _option(None, optional_flag)
+    stage: int = option(3, one_of(0, 1, 2, 3))
+    engine: str = option('fsdp2', engine_name)
+    mesh: MeshConfig = option(MeshConfig(), MeshConfig)
+    wrap_policy: Any = option('AutoPolicy', wrap_policy)
+    overrides: tuple[OverrideConfig, ...] = option((), ListOf(OverrideConfig))
+    precision: PrecisionConfig = option(PrecisionConfig(), PrecisionConfig)
+    offload: OffloadConfig = option(OffloadConfig(), OffloadConfig)
+    activation_checkpointing: tuple[str, ...] = option((), module_names)
+    find_unused_parameters: bool = option(False, flag)
+    broadcast_buffers: bool = option(False, flag)
+    static_graph: bool | None = option(None, optional_flag)
 
 
 def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
@@ -178,6 +181,7 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
     if config.stage != cfg.get('stage', config.stage):
         return config
+    check_overrides(config.overrides, config.stage, f'{path}.overrides', faults)
     if config.stage == 0:
         _refuse_at_stage_0(config, path, faults)
     else:
@@ -213,5 +217,7 @@ def _refuse_at_stage_0(config: ZeroConfig, path: str, faults: Faults) -> None:
     for name in ('reduce_dtype', 'output_dtype'):
         if getattr(config.precision, name) != getattr(default.precision, name):
             faults.add(f'{path}.precision.{name}', 'needs stage 1, 2 or 3; DDP reduces gradients as they are')
+    if config.precision.keep_fp32:
+        faults.add(f'{path}.precision.keep_fp32', 'needs stage 1, 2 or 3; under DDP all weights keep their dtype')
     if config.mesh.replicate > 1:
         faults.add(f'{path}.mesh', 'needs stage 1, 2 or 3; at stage 0 every rank holds all')

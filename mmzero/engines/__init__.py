@@ -6,6 +6,7 @@ from mmzero.engines.forecast import Forecast
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0
+from mmzero.engines.units import plan_units
 from mmzero.engines.whole_weights import accept_whole_tensors
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     'init_process_group',
     'meet',
     'on_rank0',
+    'plan_units',
     'started',
     'world_size_of',
 ]

@@ -34,7 +34,7 @@ from what was loaded.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,6 +114,18 @@ class Engine(ABC):
         self.device = device
         self.model: nn.Module | None = None
         self.optimizer: Optimizer | None = None
+
+    def complete_plan(self, model: nn.Module, plan: WrapPlan) -> WrapPlan:
+        """Add to a plan what the engine needs to train it; before a process group exists.
+
+        Args:
+            model (nn.Module): The model; its parameters may be on the meta device.
+            plan (WrapPlan): Its units.
+
+        Returns:
+            WrapPlan: The plan as it will be sharded.
+        """
+        return plan
 
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027
         """Refuse units that the engine cannot train; before a process group exists.
@@ -241,6 +253,17 @@ class Engine(ABC):
     def reduced_precision(self) -> AbstractContextManager:
         """The context of a forward in val and test, for units of reduced precision."""
         return nullcontext()
+
+    def watching(self, kind: str) -> AbstractContextManager[Callable[[Any], None]]:
+        """The context of an iteration, in which a use of the model that the engine cannot serve is told by name.
+
+        Args:
+            kind (str): 'train', 'val' or 'test'.
+
+        Returns:
+            ContextManager: Gives a function that checks the loss.
+        """
+        return nullcontext(lambda loss: None)
 
     def model_state(self) -> dict[str, Tensor]:
         """Gather parameters and persistent buffers, one tensor at a time. Collective.

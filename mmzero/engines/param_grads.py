@@ -27,12 +27,21 @@ class ParamGradEngine(Engine):
         if not params:
             return None
         if clip.by == 'value':
-            torch.nn.utils.clip_grad_value_(params, **clip.options)
+            self.clip_value(params, **clip.options)
             return None
         return self.clip_norm(params, **clip.options)
 
     def finish_gradients(self) -> None:  # noqa: B027
         """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""
+
+    def clip_value(self, params: list[nn.Parameter], **kwargs: Any) -> None:
+        """Clip each element of the gradients.
+
+        Args:
+            params (list[nn.Parameter]): Parameters with a gradient on any rank.
+            **kwargs: ``clip_value`` and the rest of ``torch.nn.utils.clip_grad_value_``.
+        """
+        torch.nn.utils.clip_grad_value_(params, **kwargs)
 
     @abstractmethod
     def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """The process group, from any launcher, on GPUs or on CPUs, or of one where there is no launcher."""
 
 import os
+import re
 import subprocess
 from datetime import timedelta
 from typing import Any
@@ -54,6 +55,22 @@ def _ranks(launcher: str) -> tuple[int, int, int]:
         f'launcher {launcher!r} sets {wanted}, which this process does not have; start it through '
         f'{_STARTERS[launcher]}, or leave --launcher out to run one process'
     )
+
+
+def ranks_per_node() -> int | None:
+    """Read from the environment how many ranks share a node.
+
+    Returns:
+        int or None: The number; None where no launcher says it, or nodes have different ones.
+    """
+    if dist.is_initialized() and dist.get_world_size() == 1:
+        return 1
+    for name in ('LOCAL_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS'):
+        if name in os.environ:
+            return int(os.environ[name])
+    # '8' or '8(x4)'; '8(x3),4' for nodes that differ.
+    tasks = re.fullmatch(r'(\d+)(\(x\d+\))?', os.environ.get('SLURM_STEP_TASKS_PER_NODE', ''))
+    return int(tasks[1]) if tasks else None
 
 
 _STARTERS = {'pytorch': 'torchrun', 'slurm': 'srun', 'mpi': 'mpirun'}

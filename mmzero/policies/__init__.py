@@ -8,7 +8,8 @@ from mmzero.policies.eligible import ineligible
 from mmzero.policies.figures import Gathering, PlanFigures, plan_figures, replicated
 from mmzero.policies.module_class import ModuleClassPolicy
 from mmzero.policies.module_name import ModuleNamePolicy
-from mmzero.policies.plan import Unit, UnitRules, WrapPlan, make_plan
+from mmzero.policies.overrides import apply_overrides, resolve_rules
+from mmzero.policies.plan import Unit, UnitRules, WrapPlan, make_plan, with_methods
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.policies.size import SizePolicy
 from mmzero.policies.table import plan_table
@@ -37,4 +38,14 @@ __all__ = [
     'plan_table',
     'plan_tree',
     'replicated',
+    'ModuleClassPolicy',
+    'Unit',
+    'UnitRules',
+    'WrapPlan',
+    'apply_overrides',
+    'build_policy',
+    'make_plan',
+    'plan_table',
+    'resolve_rules',
+    'with_methods',
 ]

@@ -1,5 +1,6 @@
 """What a plan costs on some ranks: bytes of each unit while it is gathered, and of the shard that a rank keeps."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,11 +129,11 @@ def plan_figures(plan: WrapPlan, gathering: Gathering) -> PlanFigures:
 
 
 def _figures(unit: Unit, gathering: Gathering) -> UnitFigures:
-    ranks = gathering.shard if unit.rules.shard else 1
-    kept = unit.kept_numels(ranks)
+    ranks = unit.ranks(gathering.shard)
+    kept = unit.kept_numels(gathering.shard)
     dtype = unit.rules.param_dtype or (gathering.param_dtype if unit.name else None)
     sizes = unit.itemsizes if dtype is None else (dtype.itemsize,) * len(kept)
-    split = [(numel, size) for numel, size, shape in zip(kept, sizes, unit.shapes, strict=True) if shape]
+    split = [(numel, size) for numel, size, whole in zip(kept, sizes, unit.is_whole, strict=True) if not whole]
     gathered = ranks * sum(numel * size for numel, size in split)
     stored = unit.dtypes if dtype is None else (dtype,)
     return UnitFigures(
@@ -143,7 +144,7 @@ def _figures(unit: Unit, gathering: Gathering) -> UnitFigures:
         lasting_bytes=_lasting(unit, gathered, gathering.stays),
         kept_bytes=sum(numel * size for numel, size in zip(kept, unit.itemsizes, strict=True)),
         kept_numel=sum(numel for numel, _ in split),
-        split_numel=sum(prod(shape) for shape in unit.shapes if shape),
+        split_numel=sum(prod(shape) for shape, whole in zip(unit.shapes, unit.is_whole, strict=True) if not whole),
     )
 
 
@@ -186,15 +187,15 @@ def replicated(plan: WrapPlan) -> tuple[Replicated, ...]:
     Returns:
         tuple[Replicated, ...]: Parameters by reason.
     """
-    whole = [name for unit in plan.units if not unit.rules.shard for name in unit.params]
-    scalars = [
-        name
-        for unit in plan.units
-        for name, shape in zip(unit.params, unit.shapes, strict=True)
-        if unit.rules.shard and not shape
-    ]
-    found = (Replicated(tuple(scalars), '0-dim: nothing to split'), Replicated(tuple(whole), 'shard=False'))
-    return tuple(item for item in found if item.params)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for unit in plan.units:
+        named = dict(unit.whole)
+        for name, shape in zip(unit.params, unit.shapes, strict=True):
+            if not unit.rules.shard:
+                reasons['shard=False'].append(name)
+            elif not shape or name in named:
+                reasons[named.get(name, '0-dim: nothing to split')].append(name)
+    return tuple(Replicated(tuple(names), reason) for reason, names in sorted(reasons.items()))
 
 
 def most_padded(figures: Sequence[UnitFigures]) -> tuple[str, int, int] | None:
@@ -204,13 +205,21 @@ def most_padded(figures: Sequence[UnitFigures]) -> tuple[str, int, int] | None:
         figures (Sequence[UnitFigures]): Of the units.
 
     Returns:
-        tuple[str, int, int], optional: Its name, its length along dim 0, the ranks; None where nothing is padded.
+        tuple[str, int, int], optional: Its name, its length along the dimension in which it is split, the ranks; None
+        where nothing is padded.
     """
     padded = [
-        (kept * item.ranks - prod(shape), name, shape[0], item.ranks)
+        (kept * item.ranks - prod(shape), name, shape[dim], item.ranks)
         for item in figures
-        for name, shape, kept in zip(item.unit.params, item.unit.shapes, item.unit.kept_numels(item.ranks), strict=True)
-        if shape
+        for name, shape, kept, dim, whole in zip(
+            item.unit.params,
+            item.unit.shapes,
+            item.unit.kept_numels(item.ranks),
+            item.unit.shard_dims(item.ranks),
+            item.unit.is_whole,
+            strict=True,
+        )
+        if not whole
     ]
     excess, name, rows, ranks = max(padded, default=(0, '', 0, 1))
     return (name, rows, ranks) if excess else None

@@ -1,7 +1,7 @@
 """The wrap plan: which modules are gathered and freed together."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -46,6 +46,9 @@ class Unit:
             which is about the order in which forward uses them.
         rules (UnitRules): How it differs from other units.
         dtypes (tuple[torch.dtype, ...]): In which they are stored, parameter by parameter.
+        whole (tuple[tuple[str, str], ...]): Names of parameters that every rank keeps whole, and why; 0-dim ones do
+            so without being named.
+        methods (tuple[str, ...]): Methods other than forward by which it is entered.
     """
 
     name: str
@@ -57,6 +60,8 @@ class Unit:
     places: tuple[int, ...]
     rules: UnitRules = UnitRules()
     dtypes: tuple[torch.dtype, ...] = ()
+    whole: tuple[tuple[str, str], ...] = ()
+    methods: tuple[str, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -76,10 +81,10 @@ class Unit:
         return sum(_numel(shape) * size for shape, size in zip(self.shapes, sizes, strict=True))
 
     def kept_bytes(self, shard_size: int) -> int:
-        """Bytes of the largest shard that a rank keeps, with the padding of dim 0.
+        """Bytes of the largest shard that a rank keeps, with its padding.
 
         FSDP2 splits dim 0 into ``shard_size`` chunks of equal, rounded-up length
-        (``torch.distributed.tensor.Shard(0)``); 0-dim parameters are not split.
+        (``torch.distributed.tensor.Shard(0)``), and another dim only where it divides evenly.
 
         Args:
             shard_size (int): Ranks that share the parameters.
@@ -114,16 +119,48 @@ class Unit:
         return sum(numel * size for numel, size, train in sizes if train)
 
     def kept_numels(self, shard_size: int) -> tuple[int, ...]:
-        """Elements of the largest shard of each parameter, with the padding of dim 0.
+        """Elements of the largest shard of each parameter, with its padding.
 
         Args:
             shard_size (int): Ranks that share the parameters.
 
         Returns:
-            tuple[int, ...]: Elements, parameter by parameter; 1 for a 0-dim one, which is not split.
+            tuple[int, ...]: Elements, parameter by parameter; all of one that is not split.
         """
-        rows = (-(-shape[0] // shard_size) * _numel(shape[1:]) if shape else 1 for shape in self.shapes)
-        return tuple(rows)
+        ranks, dims = self.ranks(shard_size), self.shard_dims(shard_size)
+        split = zip(self.shapes, dims, self.is_whole, strict=True)
+        return tuple(_numel(shape) if whole else _rows(shape, dim, ranks) for shape, dim, whole in split)
+
+    def ranks(self, shard_size: int) -> int:
+        """Ranks that share its parameters.
+
+        Args:
+            shard_size (int): Ranks of the shard dimension.
+
+        Returns:
+            int: As many, or 1 where it is not sharded.
+        """
+        return shard_size if self.rules.shard else 1
+
+    @property
+    def is_whole(self) -> tuple[bool, ...]:
+        """Which parameters are on every rank, outside of what is gathered and reduced for the unit."""
+        named = dict(self.whole)
+        return tuple(not shape or name in named for name, shape in zip(self.params, self.shapes, strict=True))
+
+    def shard_dims(self, shard_size: int) -> tuple[int, ...]:
+        """The dimension along which each parameter is split.
+
+        FSDP2 splits any other dim than 0 into even parts only; what has no such dim is split along dim 0.
+
+        Args:
+            shard_size (int): Ranks of the shard dimension.
+
+        Returns:
+            tuple[int, ...]: Dimensions, parameter by parameter.
+        """
+        dim, ranks = self.rules.shard_dim or 0, self.ranks(shard_size)
+        return tuple(dim if len(shape) > dim and shape[dim] % ranks == 0 else 0 for shape in self.shapes)
 
 
 @dataclass(frozen=True)
@@ -151,6 +188,27 @@ class WrapPlan:
         return sum(unit.numel for unit in self.units)
 
 
+def with_methods(plan: WrapPlan, methods: Mapping[str, Iterable[str]]) -> WrapPlan:
+    """Let units be entered by methods other than forward.
+
+    Args:
+        plan (WrapPlan): The plan.
+        methods (Mapping[str, Iterable[str]]): Names of units to names of methods that compute with their parameters;
+            not such as only call the unit itself, which work as they are.
+
+    Returns:
+        WrapPlan: The plan.
+
+    Raises:
+        PlanError: If there is no such unit.
+    """
+    missing = methods.keys() - {unit.name for unit in plan.units}
+    if missing:
+        raise PlanError(f'{plan.policy}: {", ".join(map(repr, sorted(missing)))} is no unit, to be entered by a method')
+    added = {name: tuple(dict.fromkeys(names)) for name, names in methods.items()}
+    return replace(plan, units=tuple(replace(unit, methods=added.get(unit.name, unit.methods)) for unit in plan.units))
+
+
 def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: Sequence[str] = ()) -> WrapPlan:
     """Divide a model's parameters among units.
 
@@ -174,7 +232,7 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: S
     owned: dict[str, list[tuple[int, str, nn.Parameter]]] = {name: [] for name in (*names, '')}
     owner_of: dict[int, tuple[str, str]] = {}
     for index, (path, param) in enumerate(model.named_parameters(remove_duplicate=False)):
-        owner = _innermost(path, names)
+        owner = innermost(path.rpartition('.')[0], names)
         first_owner, first_path = owner_of.setdefault(id(param), (owner, path))
         if first_owner != owner:
             raise PlanError(
@@ -204,14 +262,27 @@ def _unit(name: str, module: nn.Module, params: list[tuple[int, str, nn.Paramete
     )
 
 
-def _innermost(path: str, names: set[str]) -> str:
-    """The longest unit name that is a prefix of a parameter's path."""
-    parts = path.split('.')[:-1]
+def innermost(path: str, names: Collection[str]) -> str:
+    """The unit that a module lies in.
+
+    Args:
+        path (str): Path of the module.
+        names (Collection[str]): Names of units.
+
+    Returns:
+        str: The longest of the names that is the path or holds it; '' where none does.
+    """
+    parts = path.split('.')
     for end in range(len(parts), 0, -1):
         name = '.'.join(parts[:end])
         if name in names:
             return name
     return ''
+
+
+def _rows(shape: tuple[int, ...], dim: int, ranks: int) -> int:
+    """Elements of the largest of so many chunks."""
+    return -(-shape[dim] // ranks) * (_numel(shape) // shape[dim]) if shape[dim] else 0
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mmzero.policies.plan import WrapPlan, make_plan
+from mmzero.policies.plan import WrapPlan, make_plan, with_methods
+from mmzero.policies.reach import entered_by
 
 
 @dataclass(frozen=True)
@@ -55,4 +56,5 @@ class WrapPolicy(ABC):
             PlanError: If the policy does not fit the model.
         """
         choice = self.choose(model)
-        return make_plan(model, choice.units, str(self), choice.notes)
+        plan = make_plan(model, choice.units, str(self), choice.notes)
+        return with_methods(plan, entered_by(model, (unit.name for unit in plan.units if unit.name)))

@@ -1,14 +1,14 @@
 """Which modules of a model the code of other modules calls, picks, or reaches into."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from mmzero.policies.source_reader import EACH, PICKED, Use
-from mmzero.policies.sources import calls_itself, uses_of
+from mmzero.policies.sources import uses_in, uses_of
 
 
 @dataclass
@@ -108,9 +108,35 @@ def _is_method(module: nn.Module, name: str) -> bool:
     return name != 'forward' and callable(getattr(type(module), name, None)) and not hasattr(nn.Module, name)
 
 
-def needs_gathering(module: nn.Module, method: str) -> bool:
-    """Whether a method needs the parameters of its module in place without going through its forward."""
-    return not calls_itself(type(module), method)
+def entered_by(model: nn.Module, names: Iterable[str]) -> dict[str, list[str]]:
+    """Find methods other than forward by which units are entered and that compute with their parameters.
+
+    Args:
+        model (nn.Module): The model.
+        names (Iterable[str]): Paths of the units.
+
+    Returns:
+        dict[str, list[str]]: Methods by unit, without such as only call the unit itself, ``self(...)``.
+    """
+    found = reaches(model)
+    entered: dict[str, list[str]] = {}
+    for name in names:
+        module = model.get_submodule(name)
+        methods = [method for method in (found[name].methods if name in found else ()) if _computes(module, method)]
+        if methods:
+            entered[name] = methods
+    return entered
+
+
+def _computes(module: nn.Module, method: str) -> bool:
+    for use in uses_in(type(module), method):  # type: ignore[arg-type]
+        for target, rest in _resolve(module, use.path):
+            below = module.get_submodule(target)
+            if rest and below._parameters.get(rest[0]) is not None and not set(rest[1:2]) & _HARMLESS:
+                return True
+            if target and not rest and use.is_called and next(below.parameters(), None) is not None:
+                return True
+    return False
 
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

@@ -18,6 +18,21 @@ from mmzero.policies.source_reader import Use, read_method
 
 
 @cache
+def uses_in(cls: type, method: str) -> tuple[Use, ...]:
+    """Read what one method uses, by itself or through other methods that it calls on self.
+
+    Args:
+        cls (type): The class of a module.
+        method (str): The method's name.
+
+    Returns:
+        tuple[Use, ...]: The uses. What ``self(...)`` leads to is not among them.
+    """
+    uses, calls = _read(cls)
+    return tuple(use for name in sorted(_closure({method}, calls)) for use in uses.get(name, []))
+
+
+@cache
 def uses_of(cls: type) -> tuple[Use, ...]:
     """Read how the methods of a class use its submodules and parameters after construction.
 
@@ -27,28 +42,18 @@ def uses_of(cls: type) -> tuple[Use, ...]:
     Returns:
         tuple[Use, ...]: The uses; empty where the source is not to be had, and for classes of torch.
     """
+    uses, calls = _read(cls)
+    return tuple(use for name in sorted(_after_construction(calls)) for use in uses[name])
+
+
+def _read(cls: type) -> tuple[dict[str, list[Use]], dict[str, set[str]]]:
     uses: dict[str, list[Use]] = defaultdict(list)
     calls: dict[str, set[str]] = defaultdict(set)
     for name, tree in _methods(cls):
         found, called = read_method(f'{cls.__name__}.{name}', *tree)
         uses[name] += found
         calls[name] |= called
-    return tuple(use for name in sorted(_after_construction(calls)) for use in uses[name])
-
-
-def calls_itself(cls: type, method: str) -> bool:
-    """Whether a method of a class calls the module itself, ``self(...)``.
-
-    Args:
-        cls (type): The class.
-        method (str): The method's name.
-
-    Returns:
-        bool: Whether it does.
-    """
-    trees = [tree for name, (tree, _, _) in _methods(cls) if name == method]
-    calls = (node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(isinstance(func, ast.Name) and func.id == 'self' for func in calls)
+    return uses, calls
 
 
 _CONSTRUCTORS = {'__init__', 'init_weights', '_init_weights', 'reset_parameters', 'train', 'extra_repr', '__repr__'}

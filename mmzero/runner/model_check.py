@@ -14,10 +14,9 @@ from torch import nn
 from mmzero._compat import build_with_meta_parameters
 from mmzero.config import Faults, ZeroConfig
 from mmzero.config.reader import optional_dtype
-from mmzero.engines import build_engine
+from mmzero.engines import build_engine, plan_units, world_size_of
 from mmzero.errors import ConfigError, PlanError
 from mmzero.patches import apply_patches
-from mmzero.policies import build_policy
 from mmzero.runner.blame import blame, describe_error
 from mmzero.runner.lookup import advice
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
@@ -63,13 +62,24 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
 def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults) -> None:
     path = 'model_wrapper_cfg.wrap_policy'
     try:
-        plan = build_policy(config.wrap_policy)(model)
-        engine = build_engine(config)
-        engine.check_plan(model, plan)
+        plan = plan_units(model, build_engine(config), _world_size(cfg, config))
+    except ConfigError as error:
+        faults.lines += error.faults
+        return
     except (PlanError, ValueError, TypeError, AttributeError, KeyError) as error:
         faults.add(path, str(error))
         return
     _check_autocast(cfg.get('optim_wrapper'), config, len(plan.units) == 1, faults)
+
+
+def _world_size(cfg: dict, config: ZeroConfig) -> int | None:
+    """The number of ranks; None where it is a fault of its own, named already."""
+    try:
+        world_size = world_size_of(cfg.get('launcher') or 'none')
+        config.mesh.sizes(world_size)
+        return world_size
+    except ValueError:
+        return None
 
 
 def _check_autocast(optim_wrapper: Any, config: ZeroConfig, only_root: bool, faults: Faults) -> None:

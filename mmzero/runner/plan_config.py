@@ -10,10 +10,9 @@ from torch import nn
 
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.config.reader import optional_dtype
-from mmzero.engines import build_engine
+from mmzero.engines import build_engine, plan_units
 from mmzero.errors import ConfigError, PlanError
 from mmzero.planner import PlanReport, plan_report
-from mmzero.policies import build_policy
 from mmzero.runner.check import default_scope
 from mmzero.runner.model_check import build_on_meta
 from mmzero.runner.offline import no_network
@@ -55,8 +54,7 @@ class PlannedConfig:
         """
         try:
             engine = build_engine(replace(self.config, wrap_policy=policy))
-            plan = build_policy(engine.config.wrap_policy)(self.model)
-            engine.check_plan(self.model, plan)
+            plan = plan_units(self.model, engine, world_size)
         except ConfigError:
             raise
         except (PlanError, ValueError, TypeError, AttributeError, KeyError) as error:

@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from mmzero.checkpoint import clean_names, fitting_names
 from mmzero.config import Faults, ZeroConfig, read_zero_config
-from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, started
+from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, plan_units, started
 from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
 from mmzero.planner import plan_report
-from mmzero.policies import WrapPlan, build_policy
+from mmzero.policies import WrapPlan
 
 
 @MODEL_WRAPPERS.register_module()
@@ -53,8 +53,7 @@ class ZeroModelWrapper(nn.Module):
         self.patched = apply_patches(module, self.config.activation_checkpointing)
         self.engine = build_engine(self.config)
         try:
-            self.plan: WrapPlan = build_policy(self.config.wrap_policy)(module)
-            self.engine.check_plan(module, self.plan)
+            self.plan: WrapPlan = plan_units(module, self.engine, dist.get_world_size())
         except Exception:
             # The user mends the policy and wraps the same model again.
             self.patched.undo()
@@ -108,10 +107,12 @@ class ZeroModelWrapper(nn.Module):
                 ]
             )
         started('its next train_step')
-        with optim_wrapper.optim_context(self):
-            data = self.module.data_preprocessor(data, True)
-            losses = BaseModel._run_forward(self, data, mode='loss')
-        parsed, log_vars = self.module.parse_losses(losses)
+        with self.engine.watching('train') as check:
+            with optim_wrapper.optim_context(self):
+                data = self.module.data_preprocessor(data, True)
+                losses = BaseModel._run_forward(self, data, mode='loss')
+            parsed, log_vars = self.module.parse_losses(losses)
+            check(parsed)
         optim_wrapper.update_params(parsed)
         return log_vars
 
@@ -124,7 +125,7 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``val_step``.
         """
-        with self.engine.reduced_precision():
+        with self.engine.watching('val'), self.engine.reduced_precision():
             return self.module.val_step(data)
 
     def test_step(self, data: Any) -> list:
@@ -136,7 +137,7 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``test_step``.
         """
-        with self.engine.reduced_precision():
+        with self.engine.watching('test'), self.engine.reduced_precision():
             return self.module.test_step(data)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

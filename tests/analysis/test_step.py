@@ -95,12 +95,40 @@ def others() -> list[StepReport]:
         measured('vit', 3, 1, wrap_policy=None),
         measured('vit', 3, 2, mesh=dict(replicate=dist.get_world_size())),
         measured('vit', 2, 2, 'bfloat16', precision=dict(reduce_dtype='bfloat16', param_dtype='bfloat16')),
+        measured('vit', 3, 2, 'bfloat16', precision=dict(param_dtype='bfloat16', keep_fp32=['**.norm*'])),
+        measured('vit', 1, 2, 'bfloat16', precision=dict(param_dtype='bfloat16', keep_fp32=['**.norm*'])),
     ]
 
 
 def test_root_unit_replicas_and_16_bit_reduction() -> None:
     for reports in run_ranks(2, others):
-        assert not faults(['root unit', 'replicas', '16-bit reduction'], reports)
+        assert not faults(['root unit', 'replicas', '16-bit reduction', 'fp32 norms', 'fp32 norms, stage 1'], reports)
+
+
+RULES: list[dict] = [
+    dict(units='layers.1', shard=False),
+    dict(units='(root)', shard=False),
+    dict(units='layers.*', shard_dim=1),
+    dict(units='layers.*', param_dtype='float32'),
+    dict(units='layers.0', reshard_after_forward=False),
+    dict(units='**', reshard_after_forward=2),
+]
+# A number of ranks to reshard to needs four.
+RULED = [
+    ('vit', stage, k, 'bfloat16', rule) for stage, k in ((1, 1), (2, 2), (3, 1), (3, 2)) for rule in RULES
+]  # fmt: skip
+
+
+def ruled(cells: list[tuple]) -> list[StepReport]:
+    return [measured(*cell[:4], overrides=[cell[4]]) for cell in cells]
+
+
+@pytest.mark.parametrize('world_size', [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_units_with_rules_of_their_own(world_size: int) -> None:
+    cells = [cell for cell in RULED if cell[1] == 3 or 'reshard_after_forward' not in cell[4]]
+    cells = [cell for cell in cells if world_size == 4 or cell[4] != RULES[-1] and cell[2] == 1]
+    for reports in run_ranks(world_size, ruled, cells):
+        assert not faults(cells, reports)
 
 
 def copies() -> list[int]:

@@ -71,6 +71,9 @@ def test_all_faults_in_one_error():
         (dict(mesh=dict(replicas=2)), "mesh.replicas: unknown field; did you mean 'replicate'?"),
         (dict(precision='bfloat16'), "precision: got 'bfloat16'; expected a dict"),
         (dict(precision=dict(param_dtype='bf16')), "param_dtype: got 'bf16'; expected None or"),
+        (dict(precision=dict(keep_fp32=3)), 'precision.keep_fp32: got 3; expected a list of patterns'),
+        (dict(precision=dict(keep_fp32=['a', ''])), "precision.keep_fp32: got ['a', '']; expected a list of patterns"),
+        (dict(precision=dict(keep_fp32=['a']), stage=0), 'precision.keep_fp32: needs stage 1, 2 or 3; under DDP all'),
         (dict(precision=dict(param_dtype=16)), 'precision.param_dtype: got 16; expected None or'),
         (dict(precision=dict(reduce_dtype='bfloat')), "did you mean 'bfloat16' or"),
         (
@@ -96,9 +99,7 @@ def test_fault(cfg, fault):
 @pytest.mark.parametrize(
     ('cfg', 'path'),
     [
-        (dict(overrides=[]), 'overrides'),
         (dict(engine_options={}), 'engine_options'),
-        (dict(precision=dict(keep_fp32=['norm'])), 'precision.keep_fp32'),
     ],
 )
 def test_planned_field_is_refused_by_name(cfg, path):
@@ -148,6 +149,10 @@ def test_offload_is_read_and_refused(offload, wanted):
         dict(activation_checkpointing=None),
         dict(find_unused_parameters=[]),
         dict(offload='cpu'),
+        dict(overrides=3),
+        dict(overrides=[[]]),
+        dict(overrides=[{5: 1}]),
+        dict(overrides=[dict(units={}, shard=False)]),
         {'stage': 3, 5: 1},
     ],
 )
@@ -184,6 +189,11 @@ def test_dtypes_by_name_or_as_dtype(given):
 @pytest.mark.parametrize('given', ['backbone', ['backbone'], ('backbone',)])
 def test_module_names(given):
     assert read(activation_checkpointing=given).activation_checkpointing == ('backbone',)
+
+
+@pytest.mark.parametrize('given', ['**.norm*', ['**.norm*'], ('**.norm*',)])
+def test_module_patterns(given):
+    assert read(precision=dict(keep_fp32=given)).precision.keep_fp32 == ('**.norm*',)
 
 
 def test_users_dict_is_not_changed():

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from mmzero._compat import group_timeout
 from mmzero.engines import LAUNCHERS, init_process_group, process_group, world_size_of
 from mmzero.engines.build import this_device
+from mmzero.engines.process_group import ranks_per_node
 from mmzero.errors import ConfigError
 
 OPEN_MPI = ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK')
@@ -22,7 +23,8 @@ SETS = [
 def env(monkeypatch):
     """An environment without any launcher; gives a function that sets variables."""
     names = {name for sets in LAUNCHERS.values() for names in sets for name in names}
-    for name in (*names, 'MASTER_ADDR', 'MASTER_PORT'):
+    per_node = ('LOCAL_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'SLURM_STEP_TASKS_PER_NODE')
+    for name in (*names, *per_node, 'MASTER_ADDR', 'MASTER_PORT'):
         monkeypatch.delenv(name, raising=False)
 
     def set_all(**values):
@@ -30,6 +32,28 @@ def env(monkeypatch):
             monkeypatch.setenv(name, str(value))
 
     return set_all
+
+
+@pytest.mark.parametrize(
+    ('values', 'ranks'),
+    [
+        (dict(), None),
+        (dict(LOCAL_WORLD_SIZE=4), 4),
+        (dict(OMPI_COMM_WORLD_LOCAL_SIZE=4), 4),
+        (dict(MPI_LOCALNRANKS=4), 4),
+        (dict(SLURM_STEP_TASKS_PER_NODE='8'), 8),
+        (dict(SLURM_STEP_TASKS_PER_NODE='8(x4)'), 8),
+        (dict(SLURM_STEP_TASKS_PER_NODE='8(x3),4'), None),
+    ],
+)
+def test_ranks_per_node(env, values, ranks):
+    env(**values)
+    assert ranks_per_node() == ranks
+
+
+def test_one_process_is_a_node(group):
+    init_process_group('none')
+    assert ranks_per_node() == 1
 
 
 @pytest.fixture

@@ -1,14 +1,29 @@
 """What is refused up front is what the bare engine cannot do either."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmzero.engines import init_process_group
+
+
+@contextmanager
+def fake_ranks(world_size: int) -> Iterator[DeviceMesh]:
+    """This process as rank 0 of so many that are not there."""
+    dist.init_process_group('fake', store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield init_device_mesh('cpu', (world_size,))
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -35,3 +50,21 @@ def test_sync_bn_refuses_cpu_tensors(group: None) -> None:
     init_process_group('none')
     with pytest.raises(ValueError, match='SyncBatchNorm expected input tensor to be on'):
         nn.SyncBatchNorm(3)(torch.rand(2, 3, 4, 4))
+
+
+def test_fully_shard_cannot_reshard_another_dimension_to_part_of_the_ranks() -> None:
+    """Why ``shard_dim`` is refused beside a number in ``reshard_after_forward``."""
+    with fake_ranks(4) as mesh:
+        layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=2, shard_placement_fn=lambda param: Shard(-1))
+        fully_shard(layers, mesh=mesh)
+        loss = layers(torch.ones(2, 8)).sum()
+        with pytest.raises(IndexError):
+            loss.backward()
+
+
+def test_fully_shard_refuses_another_dimension_that_does_not_divide() -> None:
+    """Why such parameters are split along dim 0."""
+    with fake_ranks(4) as mesh, pytest.raises(NotImplementedError, match='uneven sharding on dim 1'):
+        fully_shard(nn.Linear(6, 8), mesh=mesh, shard_placement_fn=lambda param: Shard(param.dim() - 1))

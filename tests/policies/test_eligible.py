@@ -69,3 +69,40 @@ def test_parts_of_dino_that_others_reach_into(names):
 def test_what_is_named_without_forward():
     with pytest.raises(PlanError, match=r"'choir' names choir, a ModuleList.*such as 'choir.\*'"):
         ModuleNamePolicy(['choir'])(Bellows())
+
+
+class Scorer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def score(self, x):
+        return self._inner(x)
+
+    def _inner(self, x):
+        return self.layer(x).sum()
+
+    def twice(self, x):
+        return self(self(x))
+
+    def width(self):
+        return self.layer.weight.shape[0]
+
+
+class UsesScorer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scorer = Scorer()
+
+    def forward(self, x):
+        return self.scorer.score(self.scorer.twice(x)) / self.scorer.width()
+
+
+def test_methods_by_which_a_unit_is_entered():
+    """Such as only call the unit, or look at its shapes, need nothing gathered."""
+    *_, unit = (unit for unit in ModuleNamePolicy(['scorer'])(UsesScorer()).units if unit.name)
+    assert unit.methods == ('score',)
+    assert 'scorer' in ineligible(UsesScorer())

@@ -50,6 +50,14 @@ FAULTS = [
     ({f'{WRAPPER}': 5}, 'model_wrapper_cfg: got 5; expected a dict'),
     ({f'{WRAPPER}': []}, 'model_wrapper_cfg: got []; expected a dict'),
     ({f'{WRAPPER}.stage': 4}, 'model_wrapper_cfg.stage: got 4; allowed: 0, 1, 2, 3'),
+    (
+        {f'{WRAPPER}.overrides': [dict(units='blocks.9', shard=False)]},
+        f"{WRAPPER}.overrides[0].units: 'blocks.9' names",
+    ),
+    (
+        {f'{WRAPPER}.overrides': [dict(units='blocks.*', reshard_after_forward=3)]},
+        f'{WRAPPER}.overrides: reshard_after_forward=3 does not divide the 1 rank(s)',
+    ),
     ({f'{WRAPPER}.wrap_policy.type': 3}, 'model_wrapper_cfg.wrap_policy: got '),
     ({f'{WRAPPER}.wrap_policy.clases': ['Block']}, 'model_wrapper_cfg.wrap_policy: '),
     (

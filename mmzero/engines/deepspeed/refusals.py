@@ -34,10 +34,14 @@ def _faults(config: ZeroConfig) -> Iterator[str]:
         yield f'{_PATH}.mesh: replicate={config.mesh.replicate} {yet}'
     if config.wrap_policy not in (None, default.wrap_policy):
         yield f'{_PATH}.wrap_policy: {yet}. DeepSpeed gathers module by module'
+    if config.overrides:
+        yield f'{_PATH}.overrides: {yet}. DeepSpeed has no units'
     for name in ('param_dtype', 'reduce_dtype', 'output_dtype'):
         value = getattr(config.precision, name)
         if value not in (torch.float32, getattr(default.precision, name)):
             yield f'{_PATH}.precision.{name}: {value} {yet}'
+    if config.precision.keep_fp32:
+        yield f'{_PATH}.precision.keep_fp32: {yet}. Everything is float32 there'
     if config.find_unused_parameters:
         yield (
             f'{_PATH}.find_unused_parameters: is an argument of DDP that DeepSpeed does not have: a parameter that '

@@ -1,13 +1,12 @@
 """The gradient norm over shards and whole tensors together."""
 
-from collections import defaultdict
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from mmzero.engines.fsdp2.kinds import by_kind
 
 
 def clip_norm(
@@ -33,12 +32,9 @@ def clip_norm(
         Tensor: The norm before clipping, 0-dim, the same on every rank.
     """
     norm_type = float(norm_type)
-    kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
-    for param in params:
-        grad = param.grad
-        kinds[(grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None].append(param)
+    kinds = by_kind(params)
     norms = []
-    for group in kinds.values():
+    for group in kinds:
         grads = [param.grad for param in group if param.grad is not None]
         if norm_type == float('inf'):
             norms.append(_largest(grads))
@@ -49,7 +45,7 @@ def clip_norm(
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f'the gradient norm of order {norm_type} is {float(total)}, so gradients cannot be clipped')
-    for group in kinds.values():
+    for group in kinds:
         clip_grads_with_norm_(group, max_norm, total, foreach)
     return total
 

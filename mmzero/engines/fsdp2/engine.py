@@ -1,25 +1,29 @@
 """The FSDP2 engine."""
 
+import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from mmzero._compat import set_reduce_scatter_unused_params
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
+from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
 from mmzero.engines.fsdp2.cpu_norms import teach_autocast_norms
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.forecast import forecast
+from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
+from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
+from mmzero.engines.fsdp2.outside import FirstIterations
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
+from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
 from mmzero.engines.materialize import (
     check_same_model,
@@ -28,26 +32,21 @@ from mmzero.engines.materialize import (
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
-from mmzero.errors import ConfigError, PlanError
-from mmzero.policies import Gathering, Unit, WrapPlan
+from mmzero.errors import ConfigError
+from mmzero.policies import Gathering, WrapPlan
 
 
 class FSDP2Engine(ParamGradEngine):
     """Engine of stages 1 to 3: ``torch.distributed.fsdp.fully_shard`` on every unit, then on the root."""
 
     @override
+    def complete_plan(self, model: nn.Module, plan: WrapPlan) -> WrapPlan:
+        return keep_whole(model, keep_fp32(model, plan, self.config))
+
+    @override
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
-        if not self._is_reduced():
-            return
-        for unit in plan.units[:-1]:
-            for name, layer in model.get_submodule(unit.name).named_modules():
-                if isinstance(layer, _BatchNorm):
-                    raise PlanError(
-                        f'the unit {unit.name} ({unit.class_name}) holds a {type(layer).__name__} ({name}), whose '
-                        'running statistics stay in float32 while its weights would be gathered in '
-                        f'{self.config.precision.param_dtype}; leave {unit.class_name} out of the policy, or train '
-                        'in float32'
-                    )
+        for unit in plan.units:
+            check_methods(model.get_submodule(unit.name), unit)
 
     @override
     def gathering(self, world_size: int) -> Gathering:
@@ -56,13 +55,10 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
-        precision = self.config.precision
         return forecast(
-            plan,
+            unit_layouts(plan, self.config, world_size),
             STAGES[self.config.stage],
-            mesh=self.config.mesh.sizes(world_size),
-            itemsize=precision.param_dtype.itemsize if precision.param_dtype else None,
-            reduce_itemsize=precision.reduce_dtype.itemsize if precision.reduce_dtype else None,
+            world_size=world_size,
             micro_batches=micro_batches,
             state_itemsize=state_itemsize,
             find_unused=self.config.find_unused_parameters,
@@ -71,51 +67,33 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         check_same_model(model)
+        # Only now every rank knows what is frozen.
+        plan = keep_whole(model, plan)
         self.rules = STAGES[self.config.stage]
-        mesh = self._mesh()
-        if self._is_reduced() and self.device.type == 'cpu':
-            teach_autocast_norms()
+        sharding = UnitSharding(self.config, self.device)
         materialize_buffers(model, self.device)
         slots = parameter_slots(model)
         params = dict(model.named_parameters())
-        scalars: list[nn.Parameter] = []
+        whole: list[nn.Parameter] = []
         for unit in plan.units:
             made = materialize_parameters([params.pop(name) for name in unit.params], slots, self.device)
-            # fully_shard refuses 0-dim parameters: they stay whole on every rank.
-            scalars += [param for param in made if param.dim() == 0]
-            self._shard_unit(model.get_submodule(unit.name), unit, mesh, set(scalars))
+            whole += itertools.compress(made, unit.is_whole)
+            sharding.shard(model.get_submodule(unit.name), unit, set(whole))
         if not isinstance(model, FSDPModule):
             raise RuntimeError('fully_shard left the model as it was')
         self.root: FSDPModule = model
         self.units: list[Any] = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
-        self.replicated = ReplicatedParameters(scalars)
+        dtypes = {unit: dtype for unit in plan.units if (dtype := reduced_dtype(unit, self.config)) is not None}
+        self.reduced = [(model.get_submodule(unit.name), dtype, unit.methods) for unit, dtype in dtypes.items()]
+        if self.reduced and self.device.type == 'cpu':
+            teach_autocast_norms()
+        self.replicated = ReplicatedParameters(whole)
         self.unused = self._unused(plan)
+        for unit in plan.units:
+            watch = self.unused.watchers[unit.name] if self.unused is not None else None
+            enter_by_methods(model.get_submodule(unit.name), unit.methods, watch)
+        self.first_iterations = FirstIterations(model, plan)
         self.adopt(model)
-
-    def _mesh(self) -> DeviceMesh:
-        replicate, shard = self.config.mesh.sizes(dist.get_world_size())
-        if replicate == 1:
-            return init_device_mesh(self.device.type, (shard,), mesh_dim_names=('shard',))
-        return init_device_mesh(self.device.type, (replicate, shard), mesh_dim_names=('replicate', 'shard'))
-
-    def _shard_unit(self, module: nn.Module, unit: Unit, mesh: DeviceMesh, ignored: set[nn.Parameter]) -> None:
-        precision = self.config.precision
-        # The root's remainder stays as it is: models write its weights into fp32 buffers (DINO's embeddings).
-        param_dtype = precision.param_dtype if unit.name else None
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=self.rules.reshard_after_forward,
-            mp_policy=MixedPrecisionPolicy(
-                param_dtype=param_dtype,
-                reduce_dtype=precision.reduce_dtype,
-                output_dtype=precision.output_dtype if unit.name else None,
-                # Autocast casts what an operator wants, so that boxes, reference points and residual streams
-                # keep their precision.
-                cast_forward_inputs=False,
-            ),
-            ignored_params=ignored,
-        )
 
     def _unused(self, plan: WrapPlan) -> UnusedParameters | None:
         if not self.config.find_unused_parameters:
@@ -126,9 +104,6 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.root(*args, **kwargs)  # type: ignore[operator]
-
-    def _is_reduced(self) -> bool:
-        return self.config.precision.param_dtype not in (None, torch.float32)
 
     @override
     def micro_step(self, is_last: bool) -> None:
@@ -155,8 +130,13 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def bind(self, optimizer: Optimizer) -> Optimizer:
-        self.replicated.separate(optimizer)
+        separate_kinds(optimizer)
         return super().bind(optimizer)
+
+    @override
+    def clip_value(self, params: list[nn.Parameter], **kwargs: Any) -> None:
+        for kind in by_kind(params):
+            super().clip_value(kind, **kwargs)
 
     @override
     def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
@@ -166,7 +146,7 @@ class FSDP2Engine(ParamGradEngine):
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         super().load_optimizer_state(state)
         # The saved groups brought their own foreach along.
-        self.replicated.separate(self.optimizer)  # type: ignore[arg-type]
+        separate_kinds(self.optimizer)  # type: ignore[arg-type]
 
     @override
     def finish_gradients(self) -> None:
@@ -175,8 +155,9 @@ class FSDP2Engine(ParamGradEngine):
             self.unused.drop_zeros()
 
     @override
+    def watching(self, kind: str) -> AbstractContextManager[Callable[[Any], None]]:
+        return self.first_iterations.watch(kind)
+
+    @override
     def reduced_precision(self) -> AbstractContextManager:
-        dtype = self.config.precision.param_dtype
-        if dtype is None or dtype == torch.float32:
-            return nullcontext()
-        return units_alone_in(dtype, self.units, self.device.type)
+        return units_alone_in(self.reduced, self.device.type) if self.reduced else nullcontext()

@@ -6,9 +6,10 @@ units of 16 bit stay so in val. Around them everything computes in float32: head
 and boxes, which 16 bit would round to a quarter of a percent, and which numpy could not take.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from mmengine.utils import apply_to
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def units_alone_in(dtype: torch.dtype, units: Sequence[nn.Module], device_type: str) -> Iterator[None]:
+def units_alone_in(units: Sequence[tuple[nn.Module, torch.dtype, Sequence[str]]], device_type: str) -> Iterator[None]:
     """Run the forward of some modules under autocast, and hand on their results in float32.
 
     Args:
-        dtype (torch.dtype): The dtype of autocast.
-        units (Sequence[nn.Module]): The modules.
+        units (Sequence[tuple[nn.Module, torch.dtype, Sequence[str]]]): The modules, the dtype of autocast in each, and
+            its methods that count as forwards.
         device_type (str): Where they compute.
 
     Yields:
@@ -29,25 +30,31 @@ def units_alone_in(dtype: torch.dtype, units: Sequence[nn.Module], device_type: 
     """
     contexts: list[torch.autocast] = []
 
-    def enter(module: nn.Module, args: tuple) -> None:
+    def enter(dtype: torch.dtype) -> None:
         contexts.append(torch.autocast(device_type, dtype=dtype))
         contexts[-1].__enter__()
 
-    def leave(module: nn.Module, args: tuple, output: Any) -> Any:
+    def leave(dtype: torch.dtype, output: Any) -> Any:
         contexts.pop().__exit__(None, None, None)
         if contexts:
-            # Within another unit, whose weights are of the same dtype.
+            # Within another unit, which computes in 16 bit as well.
             return output
         return apply_to(output, lambda value: isinstance(value, Tensor) and value.dtype == dtype, Tensor.float)
 
-    handles = []
-    for unit in units:
-        handles.append(unit.register_forward_pre_hook(enter))
-        handles.append(unit.register_forward_hook(leave))
-    try:
+    def around(method: Callable, dtype: torch.dtype) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            enter(dtype)
+            return leave(dtype, method(*args, **kwargs))
+
+        return run
+
+    with ExitStack() as stack:
+        stack.callback(lambda: [context.__exit__(None, None, None) for context in reversed(contexts)])
+        for module, dtype, methods in units:
+            before = module.register_forward_pre_hook(lambda *_, dtype=dtype: enter(dtype))
+            after = module.register_forward_hook(lambda _, args, output, dtype=dtype: leave(dtype, output))
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+            for name in methods:
+                stack.enter_context(patch.object(module, name, around(getattr(module, name), dtype)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        while contexts:
-            contexts.pop().__exit__(None, None, None)

@@ -4,16 +4,17 @@
 Read from ``torch/distributed/fsdp/_fully_shard`` of torch 2.13. Gathering a unit allocates the flat output of the
 all-gather (and the cast shards, its input), then the unit's parameters, into which it is copied. In forward the flat
 output is freed only after the next unit's copy, so that the two overlap; in backward at once, and the next unit's
-all-gather has started by then. Reducing a unit allocates a flat input, which frees the gradients that are copied
-into it and stays until the next unit reduces, and the output, which is the sharded gradient.
+all-gather has started by then. What is resharded to part of the ranks is a copy, which stays until it is gathered
+again. Reducing a unit allocates a flat input, which frees the gradients that are copied into it and stays until the
+next unit reduces, and the output, which is the sharded gradient.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from mmzero.engines.fsdp2.stages import StageRules
-from mmzero.engines.fsdp2.unit_bytes import UnitNode
-from mmzero.policies import WrapPlan
+from mmzero.engines.fsdp2.unit_bytes import UnitLayout, UnitNode
+from mmzero.policies import Unit
 
 
 @dataclass
@@ -21,22 +22,14 @@ class Replay:
     """Replays the micro-batches of one optimizer step.
 
     Args:
-        plan (WrapPlan): The units.
+        layouts (list[tuple[Unit, UnitLayout]]): The units of a plan, and how each is gathered and reduced.
         rules (StageRules): Of the stage.
-        shard_size (int): Ranks that share the parameters.
-        itemsize (int, optional): Bytes per element of gathered units other than the root; None: as stored.
-        reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
         lasting (dict[str, int]): What is there from the start: shards of parameters, optimizer state.
-        is_replicated (bool): Whether there are several replicas. Defaults to False.
     """
 
-    plan: WrapPlan
+    layouts: list[tuple[Unit, UnitLayout]]
     rules: StageRules
-    shard_size: int
-    itemsize: int | None
-    reduce_itemsize: int | None
     lasting: dict[str, int]
-    is_replicated: bool = False
     now: Counter = field(default_factory=Counter)
     peak: dict[str, int] = field(default_factory=dict)
     most_alive: int = 0
@@ -64,10 +57,7 @@ class Replay:
         return self.most_alive
 
     def _tree(self) -> UnitNode:
-        nodes = {
-            unit.name: UnitNode(unit, self.shard_size, self.itemsize if unit.name else None, self.reduce_itemsize)
-            for unit in self.plan.units
-        }
+        nodes = {unit.name: UnitNode(unit, layout) for unit, layout in self.layouts}
         for name, node in nodes.items():
             if name:
                 nodes[self._parent(name, nodes)].children.append(node)
@@ -90,9 +80,14 @@ class Replay:
         if node.is_gathered or node.is_fetched:
             return
         node.is_fetched = True
-        self._take('in flight', node.bytes.cast)
+        cast = node.resharded if node.is_cast else node.bytes.cast
+        self._take('in flight', cast)
         self._take('in flight', node.flat)
-        self._take('in flight', -node.bytes.cast)
+        self._take('in flight', -cast)
+
+    def _copy_out(self, node: UnitNode) -> None:
+        self._take('gathered', node.bytes.gathered + node.rearranged)
+        self._take('gathered', -node.rearranged)
 
     def _free(self, node: UnitNode) -> None:
         if node.is_gathered:
@@ -102,22 +97,32 @@ class Replay:
     def _forward(self, node: UnitNode) -> None:
         if not node.is_gathered:
             self._fetch(node)
-            self._take('gathered', node.bytes.gathered)
+            self._copy_out(node)
             self._take('in flight', -self.held)
             self.held = node.flat
             node.is_gathered, node.is_fetched = True, False
         for _, member in node.members():
             if isinstance(member, UnitNode):
                 self._forward(member)
-        if self.rules.reshard_after_forward:
-            self._free(node)
+        self._reshard(node)
         self.order.append(node)
+
+    def _reshard(self, node: UnitNode) -> None:
+        ranks = node.layout.backward_size
+        if node.layout.reshard_after_forward is False:
+            return
+        if ranks != node.layout.shard_size:
+            node.resharded = node.bytes.gathered // ranks
+            self._take('gathered', node.resharded)
+        self._free(node)
 
     def _backward(self, node: UnitNode, is_last: bool) -> None:
         if not node.is_gathered:
             self._fetch(node)
-            self._take('gathered', node.bytes.gathered)
+            self._copy_out(node)
+            self._take('gathered', -node.resharded)
             self._take('in flight', -node.flat)
+            node.resharded = 0
             node.is_gathered, node.is_fetched = True, False
         place = self.order.index(node)
         if place:
@@ -148,10 +153,12 @@ class Replay:
             self._free(node)
         self._take('in flight', -self.reducing)
         self.reducing = node.bytes.reduced
-        self._take('in flight', self.reducing)
+        self._take('in flight', node.largest_across)
+        self._take('in flight', self.reducing + node.last_across - node.largest_across)
         self._take('gradients', -(node.whole_gradients if accumulates else fresh))
         node.whole_gradients = 0
         self._reduce(node)
+        self._take('in flight', -node.last_across)
 
     def _reduce(self, node: UnitNode) -> None:
         output, sharded = node.bytes.output, node.bytes.sharded
@@ -167,8 +174,8 @@ class Replay:
             self._take('in flight', -sharded)
         if not becomes_gradient:
             # The input of the all-reduce between replicas is held until the end of backward.
-            self.outputs += output if self.is_replicated else 0
-            self._take('in flight', 0 if self.is_replicated else -output)
+            self.outputs += output if node.layout.is_replicated else 0
+            self._take('in flight', 0 if node.layout.is_replicated else -output)
 
     def _keep_whole(self, node: UnitNode, fresh: int) -> None:
         """Without a reduction gradients stay whole, in the dtype of the reduction."""

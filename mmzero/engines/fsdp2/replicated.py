@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 
 class ReplicatedParameters:
-    """0-dim parameters, such as mmcv's Scale or a logit scale.
+    """0-dim parameters, such as mmcv's Scale or a logit scale, and those of another dtype than their unit's.
 
     Args:
         params (Sequence[nn.Parameter]): The parameters, the same on every rank.
@@ -18,33 +17,18 @@ class ReplicatedParameters:
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = [param for param in params if param.requires_grad]
 
-    def separate(self, optimizer: Optimizer) -> None:
-        """Turn off ``foreach`` in groups that mix them with shards, on which torch's foreach kernels fail.
-
-        Args:
-            optimizer (Optimizer): The optimizer.
-        """
-        whole = set(self.params)
-        for group in optimizer.param_groups:
-            mixed = any(param in whole for param in group['params'])
-            if mixed and len(group['params']) > 1 and 'foreach' in group:
-                group['foreach'] = False
-                if group.get('fused'):
-                    raise ValueError(
-                        'optim_wrapper.optimizer.fused: a group mixes sharded and 0-dim parameters; leave fused out'
-                    )
-
     def reduce_gradients(self) -> None:
-        """Average the gradients over all ranks; one used on no rank keeps none. Collective, once per step."""
+        """Average the gradients over all ranks; one used on no rank keeps none. Collective, once per step.
+
+        Communication: one all-reduce of all of them, in float32.
+        """
         if not self.params:
             return
-        device = self.params[0].device
-        values = torch.stack(
-            [param.grad if param.grad is not None else torch.zeros_like(param) for param in self.params]
-        )
-        used = torch.tensor([float(param.grad is not None) for param in self.params], device=device)
-        packed = torch.cat([values.detach().to(torch.float32), used])
+        grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in self.params]
+        used = torch.tensor([float(param.grad is not None) for param in self.params], device=grads[0].device)
+        packed = torch.cat([*(grad.detach().flatten().to(torch.float32) for grad in grads), used])
         dist.all_reduce(packed)
-        means, used = (packed / dist.get_world_size()).split(len(self.params))
+        packed /= dist.get_world_size()
+        *means, used = packed.split([*(param.numel() for param in self.params), len(self.params)])
         for param, mean, share in zip(self.params, means, used, strict=True):
-            param.grad = mean.to(param.dtype).clone() if share > 0 else None
+            param.grad = mean.view(param.shape).to(param.dtype).clone() if share > 0 else None

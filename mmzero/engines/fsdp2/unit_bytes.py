@@ -24,36 +24,76 @@ class UnitBytes:
     sharded: int
 
 
+@dataclass(frozen=True)
+class UnitLayout:
+    """How one unit is gathered and reduced.
+
+    Args:
+        shard_size (int): Ranks that share its parameters.
+        itemsize (int, optional): Bytes per gathered element; None: as stored.
+        reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
+        reshard_after_forward (bool or int): What becomes of its gathered parameters after forward.
+        is_replicated (bool): Whether several ranks keep the same shard of it.
+    """
+
+    shard_size: int
+    itemsize: int | None
+    reduce_itemsize: int | None
+    reshard_after_forward: bool | int
+    is_replicated: bool
+
+    @property
+    def backward_size(self) -> int:
+        """Ranks among which backward gathers; 1 where the parameters are still gathered."""
+        if isinstance(self.reshard_after_forward, bool):
+            return self.shard_size if self.reshard_after_forward else 1
+        return self.reshard_after_forward
+
+
 class UnitNode:
     """A unit with its place in the tree of units.
 
     Args:
         unit (Unit): The unit.
-        shard_size (int): Ranks that share the parameters.
-        itemsize (int, optional): Bytes per gathered element; None: as stored.
-        reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
+        layout (UnitLayout): How it is gathered and reduced.
     """
 
-    def __init__(self, unit: Unit, shard_size: int, itemsize: int | None, reduce_itemsize: int | None) -> None:
-        self.unit = unit
+    def __init__(self, unit: Unit, layout: UnitLayout) -> None:
+        self.unit, self.layout, shard_size = unit, layout, layout.shard_size
+        itemsize = layout.itemsize
         self.itemsizes = unit.itemsizes if itemsize is None else (itemsize,) * len(unit.itemsizes)
-        self.reduce_itemsize = reduce_itemsize or max(self.itemsizes, default=4)
-        kept = [n if shape else 0 for n, shape in zip(unit.kept_numels(shard_size), unit.shapes, strict=True)]
+        self.reduce_itemsize = layout.reduce_itemsize or max(self.itemsizes, default=4)
+        kept = [0 if whole else n for n, whole in zip(unit.kept_numels(shard_size), unit.is_whole, strict=True)]
         trained = sum(n for n, train in zip(kept, unit.trainable, strict=True) if train)
         gathered = sum(n * size for n, size in zip(kept, self.itemsizes, strict=True))
-        is_cast = self.itemsizes != unit.itemsizes
+        self.is_cast = self.itemsizes != unit.itemsizes
         self.bytes = UnitBytes(
             gathered=gathered * shard_size,
-            cast=gathered if is_cast and shard_size > 1 else 0,
+            cast=gathered if self.is_cast and shard_size > 1 else 0,
             reduced=trained * shard_size * self.reduce_itemsize,
             output=trained * self.reduce_itemsize,
             sharded=sum(n * size for n, size, train in zip(kept, unit.itemsizes, unit.trainable, strict=True) if train),
         )
         self.flat = self.bytes.gathered if shard_size > 1 else 0
+        across = self._split_across()
+        self.rearranged = sum(across)
+        self.largest_across, self.last_across = max(across, default=0), across[-1] if across else 0
         self.children: list[UnitNode] = []
         self.is_gathered = self.is_fetched = False
+        self.resharded = 0
         self.whole_gradients = 0
         self.has_sharded_gradients = False
+
+    def _split_across(self) -> list[int]:
+        """Gathered bytes of each parameter that is split along another dimension than the first.
+
+        FSDP2 brings these into order by a copy: all of a unit after its all-gather, one gradient after the other
+        before its reduce-scatter, of which the last stays until that is over.
+        """
+        if self.layout.shard_size == 1:
+            return []
+        dims = self.unit.shard_dims(self.layout.shard_size)
+        return [self.gradient_bytes(index) for index, dim in enumerate(dims) if dim]
 
     def members(self) -> list[tuple[int, 'int | UnitNode']]:
         """Own parameters and units inside, in the order of registration."""

@@ -7,14 +7,14 @@ and momentum would move it; under DDP it has none and stays. So each rank notes 
 one all-reduce per optimizer step joins the notes, and what nobody used loses its zeros.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mmzero.policies import WrapPlan
+from mmzero.policies import Unit, WrapPlan
 
 
 class UnusedParameters:
@@ -28,23 +28,27 @@ class UnusedParameters:
 
     def __init__(self, model: nn.Module, plan: WrapPlan, device: torch.device) -> None:
         self.device = device
-        self.sharded = [param for param in model.parameters() if param.requires_grad and param.dim() > 0]
-        self.index = {name: i for i, name in enumerate(_trainable(model))}
+        sharded = _sharded(model, plan)
+        self.sharded = list(sharded.values())
+        self.index = {name: i for i, name in enumerate(sharded)}
         self.used = torch.zeros(len(self.sharded), dtype=torch.int32)
         self._hooked = WeakIdKeyDictionary()
-        for unit in plan.units:
-            slots = [(*_slot(model, name), self.index[name]) for name in unit.params if name in self.index]
-            self._watch(model.get_submodule(unit.name), slots)
-
-    def _watch(self, module: nn.Module, slots: Sequence[tuple[nn.Module, str, int]]) -> None:
-        def hook_gathered(_: nn.Module, args: tuple) -> None:
+        self.watchers = {unit.name: self._watcher(model, unit) for unit in plan.units}
+        for name, watch in self.watchers.items():
             # Runs after FSDP2's own hook, so that the gathered parameters are in place.
+            model.get_submodule(name).register_forward_pre_hook(lambda *_, watch=watch: watch())
+
+    def _watcher(self, model: nn.Module, unit: Unit) -> Callable[[], None]:
+        """Hooks the parameters of a unit that is gathered; once each."""
+        slots = [(*_slot(model, name), self.index[name]) for name in unit.params if name in self.index]
+
+        def watch() -> None:
             for owner, name, index in slots:
                 param = getattr(owner, name)
                 if param not in self._hooked:
                     self._hooked[param] = param.register_post_accumulate_grad_hook(self._note(index))
 
-        module.register_forward_pre_hook(hook_gathered)
+        return watch
 
     def _note(self, index: int) -> Callable[[Tensor], None]:
         def note(_: Tensor) -> None:
@@ -62,8 +66,11 @@ class UnusedParameters:
         self.used.zero_()
 
 
-def _trainable(model: nn.Module) -> list[str]:
-    return [name for name, param in model.named_parameters() if param.requires_grad and param.dim() > 0]
+def _sharded(model: nn.Module, plan: WrapPlan) -> dict[str, nn.Parameter]:
+    """What trains, and is not averaged by an all-reduce that knows what was used."""
+    whole = {name for unit in plan.units for name, keeps in zip(unit.params, unit.is_whole, strict=True) if keeps}
+    params = model.named_parameters()
+    return {name: param for name, param in params if param.requires_grad and name not in whole}
 
 
 def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmzero.config import MeshConfig, PrecisionConfig, ZeroConfig
+from mmzero.config import MeshConfig, OverrideConfig, PrecisionConfig, ZeroConfig
 from mmzero.engines import Clip
 from mmzero.engines.deepspeed.package import import_deepspeed
 from mmzero.engines.deepspeed.refusals import check_autocast, check_clip, check_config, check_model
@@ -22,7 +22,8 @@ def test_fields_come_together() -> None:
         engine='deepspeed',
         mesh=MeshConfig(replicate=2),
         wrap_policy='x',
-        precision=PrecisionConfig(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, output_dtype=torch.bfloat16),
+        overrides=(OverrideConfig(('x',), shard=False),),
+        precision=PrecisionConfig(torch.bfloat16, torch.bfloat16, torch.bfloat16, keep_fp32=('norm',)),
         find_unused_parameters=True,
     )
     with pytest.raises(ConfigError) as caught:
@@ -30,9 +31,11 @@ def test_fields_come_together() -> None:
     assert [fault.split(': ')[0].removeprefix('model_wrapper_cfg.') for fault in caught.value.faults] == [
         'mesh',
         'wrap_policy',
+        'overrides',
         'precision.param_dtype',
         'precision.reduce_dtype',
         'precision.output_dtype',
+        'precision.keep_fp32',
         'find_unused_parameters',
     ]
     assert all("use engine='fsdp2'" in fault for fault in caught.value.faults)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from mmzero.config import ZeroConfig
-from mmzero.config.zero import MeshConfig, PrecisionConfig
+from mmzero.config import MeshConfig, OverrideConfig, PrecisionConfig, ZeroConfig
 from mmzero.engines import Forecast, build_engine
-from mmzero.policies import ModuleClassPolicy, WrapPlan, make_plan
+from mmzero.policies import ModuleClassPolicy, WrapPlan, apply_overrides, make_plan, resolve_rules
 
 # 4 units of 64 x 64 and a root of 16 x 64: elements.
 UNIT, ROOT = 64 * 64, 16 * 64
@@ -114,3 +113,47 @@ def test_closed_formulas(stage: int, micro_batches: int, text: str) -> None:
     assert found.formula == text
     # They know no units, of which one is a fifth of this model.
     assert found.bytes == pytest.approx(found.formula_bytes, rel=0.25)
+
+
+def ruled(ranks: int, **rules) -> WrapPlan:
+    """The plan with rules for its last layer."""
+    plan = apply_overrides(plan_of(), [OverrideConfig(('layers.3',), **rules)])
+    return resolve_rules(plan, ranks, None)
+
+
+def test_a_unit_that_is_whole_is_averaged_by_all_reduce() -> None:
+    plan, found = ruled(4, shard=False), step(3, 4, 1, plan=ruled(4, shard=False))
+    assert found.moved == 3 * (ALL - UNIT) * 3 / 4 + 2 * UNIT * 3 / 4
+    assert found.memory['parameters'] == 4 * ((ALL - UNIT) / 4 + UNIT)
+    assert found.memory['optimizer'] == 8 * ((ALL - UNIT) / 4 + UNIT)
+    assert found.formula_moved == 3 * (ALL - UNIT) * 3 / 4
+    assert plan.units[3].kept_bytes(4) == 4 * UNIT
+
+
+def test_a_unit_that_stays_gathered_is_gathered_once() -> None:
+    assert step(3, 4, 2, plan=ruled(4, reshard_after_forward=False)).moved == (6 * ALL - 2 * UNIT) * 3 / 4
+
+
+def test_backward_gathers_among_a_part_of_the_ranks() -> None:
+    found, usual = step(3, 8, 1, plan=ruled(8, reshard_after_forward=2)), step(3, 8, 1)
+    assert usual.moved - found.moved == UNIT * 7 / 8 - UNIT / 2
+    # The last layer is gathered again at once. A layer in the middle waits longer: resharded, half of it is kept.
+    early = apply_overrides(plan_of(), [OverrideConfig(('layers.0',), reshard_after_forward=2)])
+    assert step(3, 8, 1, plan=early).bytes == usual.bytes + 4 * UNIT / 2
+
+
+def test_another_dimension_pads_nothing_and_is_copied_into_order() -> None:
+    model = nn.Sequential(nn.Linear(64, 10, bias=False))
+    plain = make_plan(model, ['0'], 'test')
+    ruled_ = resolve_rules(apply_overrides(plain, [OverrideConfig(('0',), shard_dim=1)]), 4, None)
+    assert step(3, 4, 1, plan=ruled_).memory['parameters'] == 4 * 640 / 4
+    assert step(3, 4, 1, plan=plain).memory['parameters'] == 4 * 3 * 64
+    assert step(3, 4, 1, plan=ruled_).moved == 3 * 640 * 3 / 4
+
+
+def test_a_unit_of_its_own_dtype() -> None:
+    plan = ruled(2, param_dtype=torch.float32)
+    found = step(2, 2, 2, torch.bfloat16, plan)
+    usual = step(2, 2, 2, torch.bfloat16)
+    assert found.formula_bytes - usual.formula_bytes == 2 * UNIT
+    assert found.moved == usual.moved
