@@ -31,27 +31,37 @@ def ineligible(model: nn.Module) -> dict[str, str]:
     return reasons
 
 
-def check_units(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse units that a user named and that cannot work.
+def check_units(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Refuse units that a user named and that cannot work, and tell of those that may not.
 
     Args:
         model (nn.Module): The model; its parameters may be on the meta device.
         names (Iterable[str]): Paths of the units.
 
+    Returns:
+        list[str]: Lines on units that the data, or a random draw, may let a rank skip.
+
     Raises:
         PlanError: If something in a unit is used from outside of its forward.
     """
     found = reaches(model)
-    faults = []
+    faults, doubts = [], []
     for name in names:
+        class_name = type(model.get_submodule(name)).__name__
         inside = found[name].inside if name in found else {}
         for below, place in list(inside.items())[:1]:
             faults.append(
-                f'{name} ({type(model.get_submodule(name)).__name__}) cannot be a unit: {place} uses {below} outside '
-                'of its forward, where it is sharded; leave it out of the policy'
+                f'{name} ({class_name}) cannot be a unit: {place} uses {below} outside of its forward, where it is '
+                'sharded; leave it out of the policy'
             )
+        for path in _paths_above(name):
+            if path in found and found[path].skipped:
+                place = found[path].skipped
+                doubts.append(f'{name} ({class_name}) has to run on every rank or on none, else ranks hang: {place}')
+                break
     if faults:
         raise PlanError('; '.join(faults))
+    return doubts
 
 
 def _reasons(

@@ -40,8 +40,8 @@ class ModuleClassPolicy(WrapPolicy):
         bases = {name: _class_names(module) for name, module in modules.items()}
         self._check_present(model, modules, bases)
         units = [name for name, classes in bases.items() if classes.intersection(self.classes)]
-        check_units(model, [name for name in units if _has_parameters(modules[name])])
-        return Choice(tuple(units))
+        doubts = check_units(model, [name for name in units if _has_parameters(modules[name])])
+        return Choice(tuple(units), tuple(doubts))
 
     @override
     def __str__(self) -> str:

@@ -48,8 +48,7 @@ class ModuleNamePolicy(WrapPolicy):
                     f"own; name what is in it, such as '{names[0]}.*'"
                 )
         units = [name for name in units if not has_no_forward(modules[name])]
-        check_units(model, units)
-        return Choice(tuple(units))
+        return Choice(tuple(units), tuple(check_units(model, units)))
 
     @override
     def __str__(self) -> str:

@@ -71,6 +71,13 @@ def test_what_is_named_without_forward():
         ModuleNamePolicy(['choir'])(Bellows())
 
 
+def test_a_named_unit_that_a_rank_may_skip_is_told():
+    """The code cannot say that a rank will; the user may know better."""
+    plan = ModuleNamePolicy(['choir.*', 'north'])(Bellows())
+    assert len(plan.notes) == 4
+    assert plan.notes[1].startswith('choir.1 (Pleat) has to run on every rank or on none, else ranks hang: Bellows.f')
+
+
 class Scorer(nn.Module):
     def __init__(self):
         super().__init__()
