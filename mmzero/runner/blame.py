@@ -93,7 +93,8 @@ def describe_error(error: BaseException) -> str:
         str: Its kind, its text or the failing line where there is no text, and the innermost place outside of torch.
     """
     text = ' '.join(str(error).split())
-    places = traceback.extract_tb(error.__traceback__)
+    shown = [place for place in traceback.walk_tb(error.__traceback__) if not _only_passes(place[0])]
+    places = traceback.StackSummary.extract(iter(shown))
     if not text:
         text = (places[-1].line or '').strip()
     outside = [place for place in places if f'{os.sep}torch{os.sep}' not in place.filename] or places
@@ -103,7 +104,12 @@ def describe_error(error: BaseException) -> str:
 
 def _frames(error: BaseException) -> list[FrameType]:
     """Innermost first."""
-    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not _only_passes(frame)][::-1]
+
+
+def _only_passes(frame: FrameType) -> bool:
+    """Whether a frame hands on what it is called with, and says so as pytest has it."""
+    return bool(frame.f_locals.get('__tracebackhide__'))
 
 
 def _loop(frames: list[FrameType]) -> str | None:

@@ -7,6 +7,7 @@ import torch
 from mmengine.model import BaseModel
 from torch import nn
 
+from mmzero import ZeroModelWrapper, ZeroOptimWrapper
 from mmzero.errors import PlanError
 from mmzero.policies import ModuleClassPolicy, WrapPlan, with_methods
 from tests.distributed.cases import Faults, merged
@@ -111,6 +112,7 @@ def run_cases() -> Faults:
     for steps in WAYS:
         found[' '.join(steps)] = [fault for rules in RULES for fault in trained(steps, Part, **rules)]
     found['within forward'] = [fault for rules in RULES for fault in trained(('forward', 'plain'), Calls, **rules)]
+    found['in 16 bit'] = in_16_bit()
     return found
 
 
@@ -119,12 +121,31 @@ def resharded_to_part() -> list[str]:
     return trained(('after', 'plain', 'forward'), Part, overrides=rules)
 
 
+def in_16_bit() -> list[str]:
+    """A method computes under autocast in val as in training, and hands on float32."""
+    torch.manual_seed(0)
+    fields = dict(wrap_policy=policy, find_unused_parameters=True, precision=dict(param_dtype='bfloat16'))
+    model = ZeroModelWrapper(module=Entered(('plain',)), **fields)
+    optim = ZeroOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), dtype='bfloat16')
+    optim.initialize_count_status(model, 0, 10)
+    seen = []
+    model.module.part.b.register_forward_hook(lambda layer, args, out: seen.append((layer.weight.dtype, out.dtype)))
+    model.module.head.register_forward_hook(lambda layer, args, out: seen.append((args[0].dtype, out.dtype)))
+    for step in range(2):
+        model.train_step(toy_batch(step), optim)
+        with torch.no_grad():
+            model.val_step(toy_batch(step))
+    half, single = torch.bfloat16, torch.float32
+    wanted = [(half, half), (half, half), (half, half), (single, single)] * 2
+    return [] if seen == wanted else [str(seen)]
+
+
 @pytest.fixture(scope='module')
 def found() -> Faults:
     return merged(run_ranks(2, run_cases))
 
 
-@pytest.mark.parametrize('case', [*(' '.join(steps) for steps in WAYS), 'within forward'])
+@pytest.mark.parametrize('case', [*(' '.join(steps) for steps in WAYS), 'within forward', 'in 16 bit'])
 def test_methods_train_as_under_ddp(found: Faults, case: str) -> None:
     assert not found[case], '\n'.join(found[case])
 

@@ -62,6 +62,8 @@ class Outsider(BaseModel):
         x = inputs
         if self.way == 'module before':
             x = x + self.part.inner(x)
+        if self.way == 'module in loss' and mode == 'loss':
+            x = x + self.part.inner(x)
         if self.way == 'layer before':
             x = x + self.part.inner.linear(x)
         if self.way == 'buffer':
@@ -120,7 +122,7 @@ def said(run: Callable[[], Any], *parts: str) -> list[str]:
 def line_of(way: str) -> str:
     """Where forward uses the part that way."""
     lines = open(__file__).read().splitlines()
-    start = next(i for i, line in enumerate(lines) if f'== {way!r}' in line and line.lstrip().startswith('if'))
+    start = next(i for i, line in enumerate(lines) if f'self.way == {way!r}' in line and line.lstrip().startswith('if'))
     offset = 2 if way == 'buffer' else 1
     return f'{__file__}:{start + 1 + offset} ('
 
@@ -149,6 +151,14 @@ def in_val() -> list[str]:
     model.train_step(toy_batch(0), optim)
     with torch.no_grad():
         return said(lambda: model.val_step(toy_batch(0)), 'calls forward() of part.inner, which', 'Outsider.forward')
+
+
+def after_val() -> list[str]:
+    """A use that only training makes, of a unit that an earlier val left gathered: its gradient would be lost."""
+    model, optim = wrap(Outsider('module in loss'), stage=2)
+    with torch.no_grad():
+        model.val_step(toy_batch(0))
+    return said(lambda: model.train_step(toy_batch(0), optim), 'calls forward() of part.inner, which')
 
 
 def nothing_stays() -> list[str]:
@@ -207,7 +217,7 @@ def dino_head() -> list[str]:
 
 
 def on_two() -> Faults:
-    cases = (in_val, nothing_stays, gathered, own_method, other_errors, dino_head)
+    cases = (in_val, after_val, nothing_stays, gathered, own_method, other_errors, dino_head)
     return {**refused(), **{case.__name__: case() for case in cases}}
 
 
@@ -217,7 +227,7 @@ def found() -> Faults:
 
 
 @pytest.mark.parametrize(
-    'case', [*SAID, 'in_val', 'nothing_stays', 'gathered', 'own_method', 'other_errors', 'dino_head']
+    'case', [*SAID, 'in_val', 'after_val', 'nothing_stays', 'gathered', 'own_method', 'other_errors', 'dino_head']
 )
 def test_uses_from_outside(found: Faults, case: str) -> None:
     assert not found[case], '\n'.join(found[case])

@@ -59,7 +59,7 @@ def test_order_of_the_steps(digits: str, tmp_path: Any, monkeypatch: pytest.Monk
     note(Runner, 'build_model', 'build')
     note(zero_runner, '_init_weights', 'weights')
     note(model_wrapper, 'apply_patches', 'patch')
-    note(model_wrapper, 'build_policy', 'plan')
+    note(model_wrapper, 'plan_units', 'plan')
     note(FSDP2Engine, 'shard', 'shard')
     note(zero_runner, 'set_random_seed', 'reseed')
     note(Engine, 'bind', 'bind optimizer')

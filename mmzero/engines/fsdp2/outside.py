@@ -92,6 +92,8 @@ class OutsideUses(TorchFunctionMode):
         Raises:
             PlanError: If it fails, and was given a parameter of a unit from outside of the unit.
         """
+        # What fails in an operation is no failure of this one, which passes all of them on.
+        __tracebackhide__ = True
         kwargs = kwargs or {}
         shards = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
         if not shards:
