@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from mmengine.model import BaseModel
 from torch import nn
 
-from mmzero.errors import PlanError
 from mmzero.policies.reach import Reach, reaches
 
 
@@ -31,36 +30,46 @@ def ineligible(model: nn.Module) -> dict[str, str]:
     return reasons
 
 
-def check_units(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Refuse units that a user named and that cannot work, and tell of those that may not.
+def faults_of(model: nn.Module, found: dict[str, Reach], names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Find units that cannot work, whoever chose them.
 
     Args:
         model (nn.Module): The model; its parameters may be on the meta device.
+        found (dict[str, Reach]): What its code reaches.
         names (Iterable[str]): Paths of the units.
 
     Returns:
-        list[str]: Lines on units that the data, or a random draw, may let a rank skip.
-
-    Raises:
-        PlanError: If something in a unit is used from outside of its forward.
+        tuple[tuple[str, str], ...]: Units in which something is used from outside of their forward, and where.
     """
-    found = reaches(model)
-    faults, doubts = [], []
+    faults = []
     for name in names:
-        class_name = type(model.get_submodule(name)).__name__
-        inside = found[name].inside if name in found else {}
-        for below, place in list(inside.items())[:1]:
-            faults.append(
+        for below, place in list(found[name].inside.items() if name in found else ())[:1]:
+            class_name = type(model.get_submodule(name)).__name__
+            why = (
                 f'{name} ({class_name}) cannot be a unit: {place} uses {below} outside of its forward, where it is '
                 'sharded; leave it out of the policy'
             )
-        for path in _paths_above(name):
-            if path in found and found[path].skipped:
-                place = found[path].skipped
-                doubts.append(f'{name} ({class_name}) has to run on every rank or on none, else ranks hang: {place}')
-                break
-    if faults:
-        raise PlanError('; '.join(faults))
+            faults.append((name, why))
+    return tuple(faults)
+
+
+def doubts_about(model: nn.Module, found: dict[str, Reach], names: Iterable[str]) -> list[str]:
+    """Tell of units that the data, or a random draw, may let a rank skip.
+
+    Args:
+        model (nn.Module): The model; its parameters may be on the meta device.
+        found (dict[str, Reach]): What its code reaches.
+        names (Iterable[str]): Paths of the units.
+
+    Returns:
+        list[str]: A line for each.
+    """
+    doubts = []
+    for name in names:
+        places = [found[path].skipped for path in _paths_above(name) if path in found and found[path].skipped]
+        if places:
+            class_name = type(model.get_submodule(name)).__name__
+            doubts.append(f'{name} ({class_name}) has to run on every rank or on none, else ranks hang: {places[0]}')
     return doubts
 
 

@@ -6,7 +6,6 @@ from torch import nn
 from typing_extensions import override
 
 from mmzero.errors import PlanError, near_names
-from mmzero.policies.eligible import check_units
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.registry import WRAP_POLICIES
 
@@ -40,8 +39,7 @@ class ModuleClassPolicy(WrapPolicy):
         bases = {name: _class_names(module) for name, module in modules.items()}
         self._check_present(model, modules, bases)
         units = [name for name, classes in bases.items() if classes.intersection(self.classes)]
-        doubts = check_units(model, [name for name in units if _has_parameters(modules[name])])
-        return Choice(tuple(units), tuple(doubts))
+        return Choice(tuple(units))
 
     @override
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from torch import nn
 from typing_extensions import override
 
 from mmzero.errors import PlanError, near_names
-from mmzero.policies.eligible import check_units, has_no_forward
+from mmzero.policies.eligible import has_no_forward
 from mmzero.policies.patterns import matches
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.registry import WRAP_POLICIES
@@ -22,7 +22,7 @@ class ModuleNamePolicy(WrapPolicy):
 
     Raises:
         ValueError: If no pattern is given.
-        PlanError: When called with a model in which a pattern names nothing, or something that cannot be a unit.
+        PlanError: When called with a model in which a pattern names nothing, or only what has no forward.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ class ModuleNamePolicy(WrapPolicy):
                     f"own; name what is in it, such as '{names[0]}.*'"
                 )
         units = [name for name in units if not has_no_forward(modules[name])]
-        return Choice(tuple(units), tuple(check_units(model, units)))
+        return Choice(tuple(units))
 
     @override
     def __str__(self) -> str:

@@ -171,11 +171,13 @@ class WrapPlan:
         units (tuple[Unit, ...]): The units; their parameters are disjoint and cover the model.
         policy (str): What chose them, for tables and errors.
         notes (tuple[str, ...]): Why these, a line per group.
+        faults (tuple[tuple[str, str], ...]): Units that cannot work if they are sharded, and why.
     """
 
     units: tuple[Unit, ...]
     policy: str
     notes: tuple[str, ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
 
     @property
     def root(self) -> Unit:

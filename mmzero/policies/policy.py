@@ -1,12 +1,13 @@
 """What every wrap policy is."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
+from mmzero.policies.eligible import doubts_about, faults_of
 from mmzero.policies.plan import WrapPlan, make_plan, with_methods
-from mmzero.policies.reach import entered_by
+from mmzero.policies.reach import entered_by, reaches
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,14 @@ class WrapPolicy(ABC):
             model (nn.Module): The model; its parameters may be on the meta device.
 
         Returns:
-            WrapPlan: The plan.
+            WrapPlan: The plan; its ``faults`` name units that the model's code cannot do with.
 
         Raises:
             PlanError: If the policy does not fit the model.
         """
         choice = self.choose(model)
-        plan = make_plan(model, choice.units, str(self), choice.notes)
-        return with_methods(plan, entered_by(model, (unit.name for unit in plan.units if unit.name)))
+        found = reaches(model)
+        plan = make_plan(model, choice.units, str(self), (*choice.notes, *doubts_about(model, found, choice.units)))
+        names = [unit.name for unit in plan.units if unit.name]
+        plan = with_methods(plan, entered_by(model, found, names))
+        return replace(plan, faults=faults_of(model, found, names))

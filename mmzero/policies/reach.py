@@ -108,17 +108,17 @@ def _is_method(module: nn.Module, name: str) -> bool:
     return name != 'forward' and callable(getattr(type(module), name, None)) and not hasattr(nn.Module, name)
 
 
-def entered_by(model: nn.Module, names: Iterable[str]) -> dict[str, list[str]]:
+def entered_by(model: nn.Module, found: dict[str, Reach], names: Iterable[str]) -> dict[str, list[str]]:
     """Find methods other than forward by which units are entered and that compute with their parameters.
 
     Args:
         model (nn.Module): The model.
+        found (dict[str, Reach]): What its code reaches.
         names (Iterable[str]): Paths of the units.
 
     Returns:
         dict[str, list[str]]: Methods by unit, without such as only call the unit itself, ``self(...)``.
     """
-    found = reaches(model)
     entered: dict[str, list[str]] = {}
     for name in names:
         module = model.get_submodule(name)

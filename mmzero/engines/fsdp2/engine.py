@@ -32,7 +32,7 @@ from mmzero.engines.materialize import (
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
-from mmzero.errors import ConfigError
+from mmzero.errors import ConfigError, PlanError
 from mmzero.policies import Gathering, WrapPlan
 
 
@@ -45,6 +45,8 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
+        if plan.faults:
+            raise PlanError('; '.join(why for _, why in plan.faults))
         for unit in plan.units:
             check_methods(model.get_submodule(unit.name), unit)
 
