@@ -15,8 +15,8 @@ from torch import nn
 
 import mmzero  # noqa: F401
 from mmzero.config import ZeroConfig
+from mmzero.engines import build_engine, plan_units
 from mmzero.errors import ConfigError
-from mmzero.policies import build_policy
 from mmzero.runner import plan_configs, prepare_plan
 from mmzero.runner.offline import no_network
 from mmzero.runner.plan_config import read_policy
@@ -49,7 +49,7 @@ def plans(*policies: str, world_size: int = 4, stage: int | None = None, **cfg):
 
 def test_a_config_without_any_field_has_the_defaults() -> None:
     names, (report,), remarks = plans()
-    default = build_policy(ZeroConfig().wrap_policy)(ToyModel())
+    default = plan_units(ToyModel(), build_engine(ZeroConfig()), 4)
     assert (names, report.stage, remarks) == (['toy.py'], ZeroConfig().stage, [])
     assert report.figures.plan == default
     assert report.figures.gathering.shard == 4
@@ -135,18 +135,21 @@ def test_a_policy_of_the_command_line_is_named_as_such() -> None:
 
 
 def test_units_that_the_engine_refuses() -> None:
-    class Normed(nn.Sequential):
+    class ReachesIn(nn.Module):
         def __init__(self) -> None:
-            super().__init__(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
 
-    MODELS.register_module(name='PlannedNormed', module=Normed)
-    policy = dict(type='ModuleClassPolicy', classes=['BatchNorm1d'])
-    wrapper = dict(wrap_policy=policy, precision=dict(param_dtype='bfloat16'))
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.inner.weight
+
+    MODELS.register_module(name='PlannedReach', module=ReachesIn)
+    wrapper = dict(wrap_policy=dict(type='ModuleNamePolicy', names=['inner']))
     try:
-        with pytest.raises(ConfigError, match='model_wrapper_cfg.wrap_policy: the unit 0.1'):
-            plans(model=dict(type='PlannedNormed'), model_wrapper_cfg=wrapper)
+        with pytest.raises(ConfigError, match=r'model_wrapper_cfg.wrap_policy: inner \(Linear\) cannot be a unit'):
+            plans(model=dict(type='PlannedReach'), model_wrapper_cfg=wrapper)
     finally:
-        del MODELS.module_dict['PlannedNormed']
+        del MODELS.module_dict['PlannedReach']
 
 
 def test_what_is_not_in_the_plan_is_said() -> None:

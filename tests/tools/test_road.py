@@ -41,7 +41,7 @@ def losses(work: Path) -> list[float]:
 
 def test_log_shows_plan_and_progress(trained: Path) -> None:
     log = (trained / 'log.txt').read_text()
-    assert 'gathered MiB' in log and 'DeformableDetrTransformerEncoderLayer' in log
+    assert 'gathered and kept: MiB' in log and 'DeformableDetrTransformerEncoderLayer' in log
     assert 'activation checkpointing (non-re-entrant): 4 x SwinBlock' in log
     line = next(line for line in log.splitlines() if 'Epoch(train) [1][1/2]' in line)
     assert all(f'{name}:' in line for name in ('loss', 'lr', 'grad_norm', 'memory', 'time', 'eta'))
