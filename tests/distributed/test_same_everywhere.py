@@ -14,7 +14,7 @@ from torch import nn
 
 from mmzero import ZeroModelWrapper
 from mmzero.engines.ddp import DDPEngine
-from mmzero.engines.fsdp2 import FSDP2Engine
+from mmzero.engines.fsdp2.unit_rules import UnitSharding
 from mmzero.errors import PlanError
 from tests.distributed.cases import Faults, live_bytes, merged, only_new_objects, refused, same_on_all_ranks
 from tests.distributed.detector import seeded, tensors_of
@@ -164,7 +164,7 @@ def memory(stage: int, folder: str) -> list[str]:
         with peak_of(Block, '__init__') as building:
             runner = vector_of(folder, stage, dict(type=ToyModel, width=WIDTH, depth=DEPTH))
         built = live_bytes()
-        with peak_of(*((DDPEngine, '_replicate') if stage == 0 else (FSDP2Engine, '_shard_unit'))) as sharding:
+        with peak_of(*((DDPEngine, '_replicate') if stage == 0 else (UnitSharding, 'shard'))) as sharding:
             runner.prepare()
         after = live_bytes()
     kept = whole if stage == 0 else whole / 2
