@@ -170,8 +170,51 @@ def tiny() -> Faults:
     return found
 
 
+class Branch(nn.Module):
+    """A unit whose parameters not every rank uses: shards, one that is 0-dim, and one of another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.some, self.none = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.scale, self.idle = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.tensor(0.7))
+        self.narrow, self.lazy = (nn.Parameter(torch.full((3,), 0.3, dtype=torch.bfloat16)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + torch.tanh(self.all(x))
+        if dist.get_rank() == 0:
+            x = x + torch.tanh(self.some(x)) * self.scale + self.narrow.sum().float()
+        return x
+
+
+class Branched(BaseModel):
+    """A model of such units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.head = nn.Sequential(Branch(), Branch()), nn.Linear(12, 7)
+
+    def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
+        logits = self.head(self.parts(inputs))
+        return dict(loss=nn.functional.cross_entropy(logits, labels)) if mode == 'loss' else logits
+
+
+def unused() -> Faults:
+    """Used on one rank: averaged as if the others' gradients were zero. On none: not moved by decay or momentum."""
+    found: Faults = {}
+    optim = dict(clip_grad=CLIPS[0], accumulative_counts=2)
+    reference = train(Branched, toy_batch, sgd, {}, optim, 4)
+    policy = dict(type='ModuleClassPolicy', classes=['Branch'])
+    for stage, units in ((3, policy), (3, None), (1, policy)):
+        fields = dict(stage=stage, wrap_policy=units, find_unused_parameters=True)
+        mine = train(Branched, toy_batch, sgd, fields, optim, 4)
+        moved = [name for name, value in mine['after'].items() if not torch.equal(value, mine['before'][name])]
+        idle = [name for name in moved if any(part in name for part in ('none', 'idle', 'lazy'))]
+        found[f'unused, stage {stage}, {units}'] = [*beyond(mine, reference, HALF), *(f'{name} moved' for name in idle)]
+    return found
+
+
 def run_cases() -> Faults:
-    return {**tiny(), **dtypes(), 'kept whole': kept_whole(), 'loaded': loaded()}
+    return {**tiny(), **dtypes(), **unused(), 'kept whole': kept_whole(), 'loaded': loaded()}
 
 
 @pytest.mark.parametrize('ranks', [2, 4])

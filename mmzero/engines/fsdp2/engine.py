@@ -17,10 +17,10 @@ from mmzero.engines.fsdp2.clip import clip_norm
 from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
 from mmzero.engines.fsdp2.cpu_norms import teach_autocast_norms
 from mmzero.engines.fsdp2.evaluation import units_alone_in
+from mmzero.engines.fsdp2.first_iterations import FirstIterations
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
 from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
-from mmzero.engines.fsdp2.outside import FirstIterations
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
 from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts

@@ -11,12 +11,11 @@ a unit that stays gathered (stages 1 and 2), its parameters are plain and their 
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -174,42 +173,3 @@ def _frames() -> Iterator[FrameType]:
         if frame.f_globals.get('__name__') != __name__:
             yield frame
         frame = frame.f_back
-
-
-class FirstIterations:
-    """Watches the first iteration of each kind.
-
-    Args:
-        model (nn.Module): The sharded model.
-        plan (WrapPlan): Its units.
-    """
-
-    def __init__(self, model: nn.Module, plan: WrapPlan) -> None:
-        self.model = model
-        self.plan = plan
-        self.done: set[str] = set()
-
-    @contextmanager
-    def watch(self, kind: str) -> Iterator[Callable[[Any], None]]:
-        """Watch an iteration if it is the first of its kind.
-
-        Args:
-            kind (str): Such as 'train'.
-
-        Yields:
-            Callable[[Any], None]: Refuses a loss that was computed from shards.
-        """
-        # Whatever is compiled would be compiled again once the mode is gone.
-        if kind in self.done or any(module._compiled_call_impl is not None for module in self.model.modules()):
-            yield _nothing
-            return
-        # What an earlier val left gathered would hide a use before the forward of its unit.
-        for unit in self.plan.units:
-            self.model.get_submodule(unit.name).reshard()  # type: ignore[operator]
-        with OutsideUses(self.model, self.plan) as uses:
-            yield uses.check
-        self.done.add(kind)
-
-
-def _nothing(loss: Tensor) -> None:
-    """What is not watched is not checked."""

@@ -1,0 +1,129 @@
+"""Whether all ranks run the same units, in the first iteration of each kind.
+
+[Note: units run together]
+A unit that one rank runs and another does not leaves the first in an all-gather until the group's timeout, or exchanges
+its parameters with those of another unit of equal size. In the first iteration each rank leaves word at the store
+before it runs a unit, and waits until all are about to run the same, before any communicates. Cost: a few messages per
+unit and rank. What differs from rank to rank only later is not seen.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from mmzero._compat import default_store, group_timeout
+from mmzero.errors import PlanError, ZeroError
+from mmzero.policies import Unit
+
+LONGEST_PAUSE_SECONDS = 0.05
+# For the life of the process: keys are new also to the next model.
+_watches = itertools.count()
+
+
+class SameUnits:
+    """Compares the units that this rank runs with those of the others.
+
+    Args:
+        units (Sequence[tuple[nn.Module, Unit]]): Sharded modules and their units.
+    """
+
+    def __init__(self, units: Sequence[tuple[nn.Module, Unit]]) -> None:
+        self.units = units
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.key = f'mmzero/units/{next(_watches)}'
+        self.count = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Compare, also that all ranks come to the end.
+
+        Yields:
+            None: Forwards of units inside are compared before they run.
+
+        Raises:
+            PlanError: If another rank runs another unit, or raised one.
+            RuntimeError: If another rank failed otherwise.
+        """
+        if self.size == 1:
+            yield
+            return
+        # Before FSDP2's own hooks, which communicate.
+        handles = [module.register_forward_pre_hook(self._before(unit), prepend=True) for module, unit in self.units]
+        try:
+            yield
+            self.compare('', '')
+        except Exception as error:
+            self._tell(error)
+            raise
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _tell(self, error: Exception) -> None:
+        """Let the other ranks raise the first error, too, instead of waiting."""
+        store, fault = default_store(), f'{self.key}/fault'
+        if not store.check([fault]):
+            kind = 'plan' if isinstance(error, PlanError) else 'other'
+            text = str(error) if isinstance(error, ZeroError) else f'{type(error).__name__}: {error}'
+            store.set(fault, f'{kind} {self.rank} {text}')
+
+    def _before(self, unit: Unit) -> Any:
+        def compare(module: nn.Module, args: tuple) -> None:
+            self.compare(unit.name or '(root)', unit.class_name)
+
+        return compare
+
+    def compare(self, name: str, class_name: str) -> None:
+        """Leave word of a unit, and wait until all ranks are about to run the same.
+
+        Args:
+            name (str): The unit; '' is the end.
+            class_name (str): Its class.
+
+        Raises:
+            PlanError: If another rank runs another.
+        """
+        store, key = default_store(), f'{self.key}/{self.count}'
+        self.count += 1
+        store.set(f'{key}/{self.rank}', f'{name} {class_name}')
+        if store.add(f'{key}/at {name}', 1) == self.size:
+            store.set(f'{key}/all', '')
+        start, pause = time.monotonic(), 0.0005
+        while not store.check([f'{key}/all']):
+            self._raise_fault()
+            if pause == LONGEST_PAUSE_SECONDS:
+                self._look_for_others(key, name, class_name)
+            if time.monotonic() - start > group_timeout().total_seconds():
+                raise PlanError(f'rank {self.rank} {_place(name, class_name)}; not all came in {group_timeout()}')
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _raise_fault(self) -> None:
+        """Raise what another rank has failed with."""
+        store = default_store()
+        if store.check([f'{self.key}/fault']):
+            kind, rank, text = store.get(f'{self.key}/fault').decode().split(' ', 2)
+            raise PlanError(text) if kind == 'plan' else RuntimeError(f'rank {rank} failed with {text}')
+
+    def _look_for_others(self, key: str, name: str, class_name: str) -> None:
+        store = default_store()
+        for rank in range(self.size):
+            if not store.check([f'{key}/{rank}']):
+                continue
+            theirs, _, their_class = store.get(f'{key}/{rank}').decode().partition(' ')
+            if theirs != name:
+                raise PlanError(
+                    f'rank {self.rank} {_place(name, class_name)}, while rank {rank} {_place(theirs, their_class)}. '
+                    'All ranks have to run the same units in the same order, since they gather them together: leave '
+                    f'{class_name or their_class} out of wrap_policy, so that its parameters stay in a unit that '
+                    'every rank runs, and set find_unused_parameters=True'
+                )
+
+
+def _place(name: str, class_name: str) -> str:
+    return f'is about to run the unit {name} ({class_name})' if name else 'has come to the end of its forward'
