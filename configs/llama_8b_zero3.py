@@ -16,7 +16,6 @@ model = dict(
         rope_parameters=dict(rope_type='default', rope_theta=500000.0),
     ),
 )
-model_wrapper_cfg = dict(wrap_policy=dict(type='ModuleClassPolicy', classes=['LlamaDecoderLayer']))
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1),

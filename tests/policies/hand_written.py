@@ -11,7 +11,18 @@ from torch import nn
 from mmzero._compat import build_with_meta_parameters
 from mmzero.policies import AutoPolicy, ModuleClassPolicy, WrapPlan
 
+CONFIGS = Path(__file__).parents[2] / 'configs'
 ENCODER, DECODER = 'DeformableDetrTransformerEncoderLayer', 'DeformableDetrTransformerDecoderLayer'
+
+
+def of_config(path: Path) -> nn.Module:
+    """The model of a config."""
+    from mmengine.config import Config
+    from mmengine.registry import MODELS, DefaultScope
+
+    cfg = Config.fromfile(path)
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        return MODELS.build(cfg.model)
 
 
 def of_mmdet(config: str) -> Callable[[], nn.Module]:
@@ -19,14 +30,8 @@ def of_mmdet(config: str) -> Callable[[], nn.Module]:
 
     def build() -> nn.Module:
         import mmdet.models
-        from mmengine.config import Config
-        from mmengine.registry import MODELS, DefaultScope
 
-        folder = Path(mmdet.__file__).parent / '.mim' / 'configs'
-        cfg = Config.fromfile(folder / config).model
-        cfg.backbone.init_cfg = None
-        with DefaultScope.overwrite_default_scope('mmdet'):
-            return MODELS.build(cfg)
+        return of_config(Path(mmdet.__file__).parent / '.mim' / 'configs' / config)
 
     return build
 
@@ -63,16 +68,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     ),
     'RetinaNet PVT-L': (of_mmdet('pvt/retinanet_pvt-l_fpn_1x_coco.py'), ['PVTEncoderLayer']),
     'Llama, 8B': (
-        of_transformers(
-            'llama',
-            'AutoModelForCausalLM',
-            vocab_size=128256,
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-        ),
+        lambda: of_config(CONFIGS / 'llama_8b_zero3.py'),
         ['LlamaDecoderLayer'],
     ),
 }
