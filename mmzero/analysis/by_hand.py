@@ -61,6 +61,7 @@ def _shard_by_hand(setting: Setting, model: nn.Module) -> None:
         precision = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if setting.bf16 and module is not model else None,
             reduce_dtype=torch.float32,
-            cast_forward_inputs=setting.device.type == 'cpu',
+            # As the pair does it; see [Note: norms of 16-bit units].
+            cast_forward_inputs=False,
         )
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision)

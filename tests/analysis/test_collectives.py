@@ -144,6 +144,7 @@ def on_a_mesh() -> list[Collective]:
     return steps(sharded((2, 2), True))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_traffic_of_hybrid_sharding() -> None:
     found = Counter(run_ranks(4, on_a_mesh)[3])

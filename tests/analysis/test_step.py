@@ -150,7 +150,9 @@ def test_autocast_copies_fp32_weights_and_no_16_bit_ones() -> None:
     root = 2 * (vit.patch.weight.numel() + vit.head.weight.numel())
     wide, narrow = run_ranks(1, copies)[0]
     assert wide == pytest.approx(whole + root, rel=0.05)
-    assert narrow == pytest.approx(root, rel=0.2)
+    # Norms of 16-bit units compute in float32.
+    norms = sum(4 * param.numel() for layer in vit.layers for name, param in layer.named_parameters() if 'norm' in name)
+    assert narrow == pytest.approx(root + norms, rel=0.1)
 
 
 def copies_of(micro_batches: int) -> int:

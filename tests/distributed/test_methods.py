@@ -150,6 +150,7 @@ def test_methods_train_as_under_ddp(found: Faults, case: str) -> None:
     assert not found[case], '\n'.join(found[case])
 
 
+@pytest.mark.slow
 def test_methods_of_what_is_resharded_to_part_of_the_ranks() -> None:
     assert run_ranks(4, resharded_to_part) == [[]] * 4
 

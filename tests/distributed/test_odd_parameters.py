@@ -217,7 +217,7 @@ def run_cases() -> Faults:
     return {**tiny(), **dtypes(), **unused(), 'kept whole': kept_whole(), 'loaded': loaded()}
 
 
-@pytest.mark.parametrize('ranks', [2, 4])
+@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_odd_parameters(ranks: int) -> None:
     for case, faults in merged(run_ranks(ranks, run_cases)).items():
         assert not faults, f'{case}: {faults}'

@@ -243,6 +243,7 @@ def test_uses_from_outside(found: Faults, case: str) -> None:
     assert not found[case], '\n'.join(found[case])
 
 
+@pytest.mark.slow
 def test_uses_of_what_is_resharded_to_part_of_the_ranks() -> None:
     for case, faults in merged(run_ranks(4, refused)).items():
         assert not faults, f'{case}: {faults}'

@@ -63,7 +63,7 @@ def run_ways() -> dict[str, str]:
     return {way: said(way) for way in WAYS}
 
 
-@pytest.mark.parametrize('ranks', [2, 4])
+@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_units_that_not_every_rank_runs_are_named(ranks: int) -> None:
     found = run_ranks(ranks, run_ways, timeout=120)
     last = ranks - 1
