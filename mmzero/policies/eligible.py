@@ -21,10 +21,11 @@ def ineligible(model: nn.Module) -> dict[str, str]:
         dict[str, str]: Reasons by the path of a module; modules without parameters are left out.
     """
     found = reaches(model)
+    modules = dict(model.named_modules())
     reasons: dict[str, str] = {}
-    for name, module in model.named_modules():
+    for name, module in modules.items():
         if name and next(module.parameters(), None) is not None:
-            reason = next(_reasons(model, name, module, found, reasons), '')
+            reason = next(_reasons(modules, name, found), '')
             if reason:
                 reasons[name] = reason
     return reasons
@@ -43,7 +44,7 @@ def faults_of(model: nn.Module, found: dict[str, Reach], names: Iterable[str]) -
     """
     faults = []
     for name in names:
-        for below, place in list(found[name].inside.items() if name in found else ())[:1]:
+        for below, place in list(found[name].in_forward.items() if name in found else ())[:1]:
             class_name = type(model.get_submodule(name)).__name__
             why = (
                 f'{name} ({class_name}) cannot be a unit: {place} uses {below} outside of its forward, where it is '
@@ -73,9 +74,8 @@ def doubts_about(model: nn.Module, found: dict[str, Reach], names: Iterable[str]
     return doubts
 
 
-def _reasons(
-    model: nn.Module, name: str, module: nn.Module, found: dict[str, Reach], above: dict[str, str]
-) -> Iterator[str]:
+def _reasons(modules: dict[str, nn.Module], name: str, found: dict[str, Reach]) -> Iterator[str]:
+    module = modules[name]
     if has_no_forward(module):
         yield 'has no forward of its own'
     if name in found:
@@ -89,15 +89,15 @@ def _reasons(
     for path in _paths_above(name):
         if path in found and found[path].skipped:
             yield f'{"" if path == name else f"is in {path}, which "}may be skipped: {found[path].skipped}'
-        if pools_regions(model.get_submodule(path)):
+        if pools_regions(modules[path]):
             yield f'is in {path}, which works on the regions that a rank finds'
     if is_head(module):
         yield 'is a head'
     for path in _paths_above(name)[1:]:
-        if is_head(model.get_submodule(path)) and sum(param.dim() > 1 for param in module.parameters()) < 2:
+        if is_head(modules[path]) and sum(param.dim() > 1 for param in module.parameters()) < 2:
             yield f'is a single layer in the head {path}'
-    owner = _owner(model, name)
-    if owner and is_head(model.get_submodule(owner)):
+    owner = _owner(modules, name)
+    if owner and is_head(modules[owner]):
         yield f'belongs to the head {owner}'
 
 
@@ -142,9 +142,9 @@ def _paths_above(name: str) -> list[str]:
     return ['.'.join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def _owner(model: nn.Module, name: str) -> str:
+def _owner(modules: dict[str, nn.Module], name: str) -> str:
     """The nearest module above that is no mere container of layers."""
     for path in _paths_above(name)[1:]:
-        if not isinstance(model.get_submodule(path), (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+        if not isinstance(modules[path], (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
             return path
     return ''

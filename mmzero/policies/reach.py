@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from mmzero.policies.source_reader import EACH, PICKED, Use
-from mmzero.policies.sources import uses_in, uses_of
+from mmzero.policies.source_reader import Use
+from mmzero.policies.source_values import EACH, PART, PICKED
+from mmzero.policies.sources import mentions_of, uses_in, uses_of
 
 
 @dataclass
@@ -19,11 +20,13 @@ class Reach:
         skipped (str): Where the data, or a random draw, decides whether it runs; empty: nowhere.
         methods (dict[str, str]): Its methods other than forward that are called, and where.
         inside (dict[str, str]): Paths of modules and parameters strictly below it that are used, and where.
+        in_forward (dict[str, str]): Those of them that are used in what forward may lead to.
     """
 
     skipped: str = ''
     methods: dict[str, str] = field(default_factory=dict)
     inside: dict[str, str] = field(default_factory=dict)
+    in_forward: dict[str, str] = field(default_factory=dict)
 
 
 def reaches(model: nn.Module) -> dict[str, Reach]:
@@ -36,43 +39,70 @@ def reaches(model: nn.Module) -> dict[str, Reach]:
         dict[str, Reach]: By the path of a module. See [Note: reading a model's code] for what cannot be seen.
     """
     found: dict[str, Reach] = defaultdict(Reach)
+    run = _methods_run(model)
     for name, module in model.named_modules():
         for use in uses_of(type(module)):  # type: ignore[arg-type]
             for target, rest in _resolve(module, use.path):
-                _note(found, module, name, target, rest, use)
+                _note(found, module, name, target, rest, use, use.method in run)
     return dict(found)
 
 
-def _note(found: dict[str, Reach], owner: nn.Module, name: str, target: str, rest: tuple[str, ...], use: Use) -> None:
+def _methods_run(model: nn.Module) -> set[str]:
+    """Names of methods that forward may lead to, of whichever class."""
+    mentions: dict[str, set[str]] = defaultdict(set)
+    for cls in {type(module) for module in model.modules()}:
+        for method, words in mentions_of(cls).items():  # type: ignore[arg-type]
+            mentions[method] |= words
+    run, todo = set(_ENTRIES), list(_ENTRIES)
+    while todo:
+        for word in mentions.get(todo.pop(), set()) & mentions.keys() - run:
+            run.add(word)
+            todo.append(word)
+    return run
+
+
+# Where torch, MMEngine and Python themselves begin.
+_ENTRIES = ('forward', 'train_step', 'val_step', 'test_step', '__call__', '__getitem__', '__iter__', '__len__')
+
+
+def _note(
+    found: dict[str, Reach], owner: nn.Module, name: str, target: str, rest: tuple[str, ...], use: Use, runs: bool
+) -> None:
     module = owner.get_submodule(target)
     below = f'{name}.{target}'.strip('.')
     if rest and rest[0] in module._parameters:
         if module._parameters[rest[0]] is not None and not set(rest[1:2]) & _HARMLESS:
-            _note_inside(found, name, f'{below}.{rest[0]}', use)
+            _note_inside(found, name, f'{below}.{rest[0]}', use, runs)
         return
     if rest:
         if use.is_called and len(rest) == 1 and target and _is_method(module, rest[0]):
             found[below].methods.setdefault(rest[0], use.place)
-            _note_inside(found, name, below, use)
+            _note_inside(found, name, below, use, runs)
         return
     if not target or next(module.parameters(), None) is None:
         return
-    _note_inside(found, name, below, use)
-    if PICKED in use.path or use.may_skip and not _never_drawn(owner, use):
+    _note_inside(found, name, below, use, runs)
+    if {PICKED, PART} & set(use.path) or use.may_skip and not _never_drawn(owner, use):
         found[below].skipped = found[below].skipped or use.place
 
 
-def _note_inside(found: dict[str, Reach], name: str, below: str, use: Use) -> None:
+def _note_inside(found: dict[str, Reach], name: str, below: str, use: Use, runs: bool) -> None:
     """For every module between the one whose code it is and what it uses."""
     parts = below.split('.')
     for end in range(name.count('.') + 2 if name else 1, len(parts)):
-        found['.'.join(parts[:end])].inside.setdefault(below, use.place)
+        reach = found['.'.join(parts[:end])]
+        reach.inside.setdefault(below, use.place)
+        if runs:
+            reach.in_forward.setdefault(below, use.place)
 
 
 def _resolve(module: nn.Module, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The modules that a path leads to, and what is left of it."""
     if not path:
         yield '', ()
+        return
+    if path[0] == PART:
+        yield from _resolve(module, path[1:])
         return
     children = module._modules
     if path[0] in (EACH, PICKED):
@@ -142,4 +172,7 @@ def _computes(module: nn.Module, method: str) -> bool:
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 # What can be asked of a parameter, sharded or not.
-_HARMLESS = {'device', 'dtype', 'dim', 'ndim', 'numel', 'requires_grad', 'shape', 'size'}
+_HARMLESS = {
+    'device', 'dim', 'dtype', 'element_size', 'is_cuda', 'is_floating_point', 'is_meta', 'itemsize', 'layout', 'ndim',
+    'ndimension', 'nelement', 'numel', 'requires_grad', 'requires_grad_', 'shape', 'size',
+}  # fmt: skip

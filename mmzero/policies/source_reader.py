@@ -1,10 +1,12 @@
 """Reading one method of a module's class: what it does with the modules below ``self``."""
 
 import ast
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
-EACH, PICKED = '*', '?'
-"""Segments of a path for an element: each one in turn, or one that the data picks."""
+from mmzero.policies.source_values import Path, Values, is_identity, joined
 
 
 @dataclass(frozen=True)
@@ -18,19 +20,34 @@ class Use:
         rates (tuple[str, ...]): Attributes of self that such draws are compared with; where all of them are 0, as
             rates of layer drop mostly are, nothing is skipped.
         place (str): Function, file and line, for messages.
+        method (str): The method that it stands in.
     """
 
-    path: tuple[str, ...]
+    path: Path
     is_called: bool
     may_skip: bool
     rates: tuple[str, ...]
     place: str
+    method: str
 
 
-Path = tuple[str, ...]
+@dataclass
+class Reading:
+    """What was read in one method.
+
+    Args:
+        uses (list[Use]): The uses, in order.
+        own_calls (set[str]): Attributes of self that it calls or reads, methods among them.
+        given (dict[str, list[dict[int | str, bool]]]): For each call of a method of self, which of its arguments, by
+            index and by name, are the same on every rank.
+    """
+
+    uses: list[Use] = field(default_factory=list)
+    own_calls: set[str] = field(default_factory=set)
+    given: dict[str, list[dict[int | str, bool]]] = field(default_factory=lambda: defaultdict(list))
 
 
-def read_method(where: str, tree: ast.FunctionDef, file: str, first_line: int) -> tuple[list[Use], set[str]]:
+def read_method(where: str, tree: ast.FunctionDef, file: str, first_line: int, known: Iterable[str] = ()) -> Reading:
     """Read one method.
 
     Args:
@@ -38,192 +55,173 @@ def read_method(where: str, tree: ast.FunctionDef, file: str, first_line: int) -
         tree (ast.FunctionDef): Its source.
         file (str): Where it stands.
         first_line (int): The line in which it begins.
+        known (Iterable[str]): Arguments that are the same on every rank. Defaults to none.
 
     Returns:
-        tuple[list[Use], set[str]]: The uses, and the attributes of self that it calls or reads, methods among them.
+        Reading: What it does.
     """
-    reader = _Reader(where, tree, file, first_line)
+    reader = _Reader(where, tree, file, first_line, known)
     for statement in tree.body:
         reader.visit(statement)
-    return reader.uses, reader.own_calls
+    return reader.found
 
 
 class _Reader(ast.NodeVisitor):
-    def __init__(self, where: str, tree: ast.FunctionDef, file: str, first_line: int) -> None:
+    def __init__(self, where: str, tree: ast.FunctionDef, file: str, first_line: int, known: Iterable[str]) -> None:
         self.file, self.offset = file, first_line - 1
         self.where = where
-        self.self_name = tree.args.args[0].arg
-        self.uses: list[Use] = []
-        self.own_calls: set[str] = set()
-        self.names: dict[str, Path] = {}
-        self.counters: set[str] = set()
-        self.drawn: dict[str, tuple[str, ...]] = {}
+        keywords = tree.args.kwarg.arg if tree.args.kwarg is not None else ''
+        self.values = Values(arguments(tree)[0], known, keywords)
+        self.found = Reading()
         self.conditions: list[tuple[str, ...]] = []
-
-    # Paths
-
-    def path_of(self, node: ast.AST) -> Path | None:
-        """The path of an expression below self, or None if it is none."""
-        if isinstance(node, ast.Name):
-            return () if node.id == self.self_name else self.names.get(node.id)
-        if isinstance(node, ast.Attribute):
-            base = self.path_of(node.value)
-            return None if base is None else (*base, node.attr)
-        if isinstance(node, ast.Subscript):
-            base = self.path_of(node.value)
-            return None if not base else self._element(base, node.slice)
-        return None
-
-    def _element(self, base: Path, index: ast.AST) -> Path:
-        if isinstance(index, ast.Slice):
-            return base
-        try:
-            return (*base, str(ast.literal_eval(index)))
-        except (ValueError, TypeError, SyntaxError):
-            return (*base, PICKED if self._is_picked(index) else EACH)
-
-    def _is_picked(self, index: ast.AST) -> bool:
-        """Whether more than counters, attributes of self and numbers are in an index."""
-        loose = [node.id for node in ast.walk(index) if isinstance(node, ast.Name)]
-        calls = [node for node in ast.walk(index) if isinstance(node, ast.Call)]
-        known = {self.self_name, 'len', *self.counters}
-        return not known.issuperset(loose) or any(not self._is_constant_call(call) for call in calls)
-
-    def elements_of(self, node: ast.AST) -> list[Path | None]:
-        """What each loop variable stands for when one iterates over an expression; None for anything else."""
-        if isinstance(node, ast.Call):
-            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, 'attr', '')
-            if name == 'zip':
-                return [self.elements_of(item)[0] for item in node.args]
-            if name in ('reversed', 'list', 'tuple', 'iter') and node.args:
-                return self.elements_of(node.args[0])
-            if name == 'enumerate' and node.args:
-                return [None, *self.elements_of(node.args[0])]
-            if name in ('values', 'children') and isinstance(node.func, ast.Attribute):
-                return self.elements_of(node.func.value)
-            if name in ('items', 'named_children') and isinstance(node.func, ast.Attribute):
-                return [None, *self.elements_of(node.func.value)]
-            return [None]
-        path = self.path_of(node)
-        return [(*path, EACH) if path else None]
 
     # Statements
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        self.visit(node.value)
-        path = self.path_of(node.value)
-        drawn = self._drawn_by(node.value)
+        self._look(node.value)
         for target in node.targets:
-            for name in (item for item in ast.walk(target) if isinstance(item, ast.Name)):
-                self.names.pop(name.id, None)
-                self.drawn.pop(name.id, None)
-                if drawn is not None:
-                    self.drawn[name.id] = drawn
-            if isinstance(target, ast.Name) and path:
-                self.names[target.id] = path
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                for one, value in zip(target.elts, node.value.elts, strict=False):
-                    inner = self.path_of(value)
-                    if isinstance(one, ast.Name) and inner:
-                        self.names[one.id] = inner
+            self._assign(target, node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self._look(node.value)
+            self._assign(node.target, node.value)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._look(node.value)
+        self._assign(node.target, node.value)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.visit(node.value)
+        if isinstance(node.target, ast.Name):
+            both = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+            self.values.assign(node.target.id, both, self.conditions)
+        else:
+            self.visit(node.target)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self.values.assign(target.id, value, self.conditions)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+            parts = parts if len(parts) == len(target.elts) else [value] * len(target.elts)
+            for one, part in zip(target.elts, parts, strict=True):
+                self._assign(one.value if isinstance(one, ast.Starred) else one, part)
 
     def visit_For(self, node: ast.For) -> None:
-        self.visit(node.iter)
-        self._bind(node.target, node.iter)
-        before = len(self.conditions)
-        for test in self._tests_before_break(node.body):
-            self.conditions.append(self._rates(test))
-        for statement in node.body:
-            self.visit(statement)
-        del self.conditions[before:]
-        for statement in node.orelse:
-            self.visit(statement)
+        self._iterate(node.target, node.iter)
+        # What the body computes, its condition asks in the next round.
+        tests = self._leaving_tests(node.body)
+        counted = [()] if self._is_counted_by_data(node.iter) else []
+        with self._under(*counted, *map(self.values.rates, tests)):
+            self._visit_all(node.body)
+        self._visit_all(node.orelse)
 
-    def visit_comprehension(self, node: ast.comprehension) -> None:
-        self.visit(node.iter)
-        self._bind(node.target, node.iter)
-
-    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> None:
-        for generator in node.generators:
-            self.visit(generator)
-        self.visit(node.elt)
-
-    visit_ListComp = visit_GeneratorExp = visit_SetComp = _comprehension
-
-    def _bind(self, target: ast.AST, iterated: ast.AST) -> None:
-        items = target.elts if isinstance(target, ast.Tuple) else [target]
-        nested = [inner for item in items for inner in (item.elts if isinstance(item, ast.Tuple) else [item])]
-        paths = self.elements_of(iterated)
-        counts = isinstance(iterated, ast.Call) and getattr(iterated.func, 'id', '') in ('range', 'enumerate')
-        for index, name in enumerate(nested):
-            if not isinstance(name, ast.Name):
-                continue
-            self.names.pop(name.id, None)
-            self.counters.discard(name.id)
-            path = paths[index] if index < len(paths) else None
-            if path:
-                self.names[name.id] = path
-            elif counts and index == 0:
-                self.counters.add(name.id)
+    def visit_While(self, node: ast.While) -> None:
+        self._look(node.test)
+        self._foresee(node.body)
+        rates = [self.values.rates(test) for test in self._leaving_tests(node.body)]
+        with self._under(*[()] * self.values.is_by_data(node.test), *rates):
+            self._visit_all([*node.body, *node.orelse])
 
     def visit_If(self, node: ast.If) -> None:
-        self.visit(node.test)
-        if not self._is_by_data(node.test):
-            for statement in (*node.body, *node.orelse):
-                self.visit(statement)
+        self._look(node.test)
+        if not self.values.is_by_data(node.test):
+            self._visit_all([*node.body, *node.orelse])
             return
-        rates = self._rates(node.test)
-        # Whatever the data say, this runs.
-        both = self._paths_run(node.body) & self._paths_run(node.orelse)
-        before = len(self.uses)
-        self.conditions.append(rates)
-        for statement in (*node.body, *node.orelse):
-            self.visit(statement)
-        self.conditions.pop()
-        self.uses[before:] = [
-            replace(use, may_skip=bool(self.conditions), rates=()) if use.path in both else use
-            for use in self.uses[before:]
-        ]
-        if _leaves(node.body):
+        rates = self.values.rates(node.test)
+        self._either(rates, node.body, node.orelse)
+        if _leaves(node.body) or _leaves(node.orelse):
             # What follows may be passed over.
             self.conditions.append(rates)
 
-    def visit_While(self, node: ast.While) -> None:
-        self.visit(node.test)
-        before = len(self.conditions)
-        if self._is_by_data(node.test):
+    def visit_Match(self, node: ast.Match) -> None:
+        self._look(node.subject)
+        guards = [case.guard for case in node.cases if case.guard is not None]
+        for guard in guards:
+            self._look(guard)
+        bodies = [case.body for case in node.cases]
+        if not any(map(self.values.is_by_data, [node.subject, *guards])):
+            self._visit_all([statement for body in bodies for statement in body])
+            return
+        catches_all = any(isinstance(c.pattern, ast.MatchAs) and not (c.pattern.pattern or c.guard) for c in node.cases)
+        self._either((), *bodies, *([] if catches_all else [[]]))
+        if any(map(_leaves, bodies)):
             self.conditions.append(())
-        for statement in (*node.body, *node.orelse):
-            self.visit(statement)
-        del self.conditions[before:]
+
+    def visit_Try(self, node: ast.Try) -> None:
+        runs = self._paths_run(node.body)
+        self._visit_all([*node.body, *node.orelse])
+        before = len(self.found.uses)
+        with self._under(()):
+            self._visit_all([statement for handler in node.handlers for statement in handler.body])
+        self._always_runs(before, runs)
+        self._visit_all(node.finalbody)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         # Checkpointed blocks put their body into an inner function and call it.
-        for statement in node.body:
-            self.visit(statement)
+        self._visit_all(node.body)
+
+    # Expressions
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self._look(node.test)
+        if self.values.is_by_data(node.test):
+            self._either(self.values.rates(node.test), [node.body], [node.orelse])
+        else:
+            self._visit_all([node.body, node.orelse])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        before = len(self.conditions)
+        for value in node.values:
+            self._look(value)
+            if self.values.is_by_data(value):
+                self.conditions.append(self.values.rates(value))
+        del self.conditions[before:]
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        self._look(node.operand)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for item in (node.left, *node.comparators):
+            (self._look if is_identity(node) else self.visit)(item)
+
+    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp) -> None:
+        with self._under():
+            for generator in node.generators:
+                self._iterate(generator.target, generator.iter)
+                if self._is_counted_by_data(generator.iter):
+                    self.conditions.append(())
+                for test in generator.ifs:
+                    self._look(test)
+                    if self.values.is_by_data(test):
+                        self.conditions.append(self.values.rates(test))
+            self._visit_all([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
+
+    visit_ListComp = visit_GeneratorExp = visit_SetComp = visit_DictComp = _comprehension
 
     def visit_Call(self, node: ast.Call) -> None:
-        path = self.path_of(node.func)
+        path = self.values.path_of(node.func)
         if path:
             self._note(path, node, is_called=True)
-            if len(path) == 1:
-                self.own_calls.add(path[0])
         else:
             self.visit(node.func)
-        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-            self.visit(argument)
+        self._give(node.func, node.args, node.keywords)
+        only_looks = isinstance(node.func, ast.Name) and node.func.id in _LOOKS
+        for index, argument in enumerate(node.args):
+            (self._look if only_looks else self.visit)(argument)
+            self._give(argument, node.args[index + 1 :], node.keywords)
+        self._visit_all([keyword.value for keyword in node.keywords])
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        path = self.path_of(node)
+        path = self.values.path_of(node)
         if path is None:
             self.visit(node.value)
         elif isinstance(node.ctx, ast.Load):
             self._note(path, node, is_called=False)
-            if len(path) == 1:
-                self.own_calls.add(path[0])
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        path = self.path_of(node)
+        path = self.values.path_of(node)
         if path is None:
             self.generic_visit(node)
         elif isinstance(node.ctx, ast.Load):
@@ -231,83 +229,124 @@ class _Reader(ast.NodeVisitor):
             self.visit(node.slice)
 
     def visit_Name(self, node: ast.Name) -> None:
-        path = self.names.get(node.id)
+        path = self.values.names.get(node.id)
         if path and isinstance(node.ctx, ast.Load):
             self._note(path, node, is_called=False)
 
+    # What is found
+
     def _note(self, path: Path, node: ast.expr, is_called: bool) -> None:
+        if len(path) == 1:
+            self.found.own_calls.add(path[0])
         place = f'{self.where} ({self.file}:{node.lineno + self.offset})'
-        rates = tuple(rate for rates in self.conditions for rate in rates) if all(self.conditions) else ()
-        self.uses.append(Use(path, is_called, bool(self.conditions), rates, place))
+        may_skip, method = bool(self.conditions), self.where.rpartition('.')[2]
+        self.found.uses.append(Use(path, is_called, may_skip, joined(self.conditions), place, method))
+
+    def _look(self, node: ast.AST) -> None:
+        """Visit what is only asked whether it is there, or given a name, and so is not used yet."""
+        path = self.values.path_of(node)
+        if not path or isinstance(node, (ast.Call, ast.NamedExpr)):
+            self.visit(node)
+        elif len(path) == 1:
+            self.found.own_calls.add(path[0])
+
+    def _give(self, func: ast.AST, args: Sequence[ast.expr], keywords: Sequence[ast.keyword]) -> None:
+        """Note what a method of self is called with, or handed over with, such as to a checkpoint."""
+        path = self.values.path_of(func)
+        of_super = isinstance(func, ast.Attribute) and ast.unparse(func.value).startswith('super(')
+        if not of_super and (path is None or len(path) != 1):
+            return
+        given: dict[int | str, bool] = {}
+        for index, arg in enumerate(args):
+            given[index] = not isinstance(arg, ast.Starred) and self.values.is_known(arg)
+        given |= {word.arg or '**': word.arg is not None and self.values.is_known(word.value) for word in keywords}
+        self.found.given[func.attr if isinstance(func, ast.Attribute) else path[0]].append(given)  # type: ignore[index]
+
+    def _iterate(self, target: ast.AST, iterated: ast.expr) -> None:
+        self._look_through(iterated)
+        paths = self.values.elements_of(iterated)
+        items = target.elts if isinstance(target, ast.Tuple) else [target]
+        nested = [inner for item in items for inner in (item.elts if isinstance(item, ast.Tuple) else [item])]
+        for index, name in enumerate(nested):
+            if isinstance(name, ast.Name):
+                self.values.bind(name.id, paths[index] if index < len(paths) else None)
+
+    def _look_through(self, iterated: ast.AST) -> None:
+        """Visit what is iterated over, of which only the elements are used."""
+        if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id in _ITERATORS:
+            for item in iterated.args:
+                self._look_through(item)
+        elif not (isinstance(iterated, ast.Call) and any(self.values.elements_of(iterated))):
+            self._look(iterated)
+
+    def _is_counted_by_data(self, iterated: ast.AST) -> bool:
+        return not self.values.path_of(iterated) and self.values.is_picked(iterated)
 
     # Conditions
 
-    def _is_by_data(self, test: ast.AST) -> bool:
-        """Whether a condition may differ from rank to rank: it computes something, or draws."""
-        for node in ast.walk(test):
-            if isinstance(node, ast.Name) and node.id in self.drawn:
-                return True
-            if isinstance(node, ast.Attribute) and node.attr == 'shape' and self.path_of(node) is None:
-                return True
-            if isinstance(node, ast.Call) and not self._is_constant_call(node):
-                return True
-        return False
+    def _visit_all(self, nodes: Sequence[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)
 
-    def _is_constant_call(self, call: ast.Call) -> bool:
-        text = ast.unparse(call.func)
-        if text.split('.')[-1] in _CONSTANT or text.startswith(('torch.jit.', 'torch.compiler.')):
-            return True
-        if text.endswith('.get') and isinstance(call.func, ast.Attribute) and self.path_of(call.func.value):
-            return True  # a config's
-        # len(self.layers), but not len(proposals).
-        return text == 'len' and bool(call.args) and self.path_of(call.args[0]) is not None
+    @contextmanager
+    def _under(self, *rates: tuple[str, ...]) -> Iterator[None]:
+        before = len(self.conditions)
+        self.conditions += rates
+        yield
+        del self.conditions[before:]
 
-    def _rates(self, test: ast.AST) -> tuple[str, ...]:
-        drawn = [self.drawn[node.id] for node in ast.walk(test) if isinstance(node, ast.Name) and node.id in self.drawn]
-        if not drawn and not _is_random(test):
-            return ()
-        return (*(rate for rates in drawn for rate in rates), *self._own_attributes(test))
+    def _either(self, rates: tuple[str, ...], *ways: Sequence[ast.AST]) -> None:
+        """Visit ways of which the data choose one; what is in all of them runs whatever they say."""
+        all_run = set.intersection(*map(self._paths_run, ways))
+        before = len(self.found.uses)
+        for way in ways:
+            with self._under(rates):
+                self._visit_all(way)
+        self._always_runs(before, all_run)
 
-    def _drawn_by(self, value: ast.expr) -> tuple[str, ...] | None:
-        """Rates of what a name is given, where it comes from a draw or is set because of the data; None elsewhere."""
-        if isinstance(value, ast.Constant) and self.conditions:
-            return tuple(rate for rates in self.conditions for rate in rates) if all(self.conditions) else ()
-        names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-        if _is_random(value) or isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp)) and names & self.drawn.keys():
-            return self._rates(value)
-        return None
+    def _always_runs(self, first: int, paths: set[Path | None]) -> None:
+        self.found.uses[first:] = [
+            replace(use, may_skip=bool(self.conditions), rates=()) if use.path in paths else use
+            for use in self.found.uses[first:]
+        ]
 
-    def _own_attributes(self, test: ast.AST) -> tuple[str, ...]:
-        paths = [self.path_of(node) for node in ast.walk(test) if isinstance(node, ast.Attribute)]
-        whole = [path for path in paths if path and not any(o and o != path and o[: len(path)] == path for o in paths)]
-        return tuple('.'.join(path) for path in whole if path != ('training',))
-
-    def _paths_run(self, statements: list[ast.stmt]) -> set[Path | None]:
+    def _paths_run(self, nodes: Sequence[ast.AST]) -> set[Path | None]:
         """Paths that are called, or handed to a call, such as that of a checkpoint."""
-        calls = [node for item in statements for node in ast.walk(item) if isinstance(node, ast.Call)]
-        return {self.path_of(item) for call in calls for item in (call.func, *call.args)} - {None, ()}
+        calls = [node for item in nodes for node in ast.walk(item) if isinstance(node, ast.Call)]
+        return {self.values.path_of(item) for call in calls for item in (call.func, *call.args)} - {None, ()}
 
-    def _tests_before_break(self, body: list[ast.stmt]) -> list[ast.expr]:
+    def _foresee(self, body: Sequence[ast.stmt]) -> None:
+        """Names to which the body of a loop gives what it computes from the data, before the next round asks."""
+        for item in body:
+            for node in ast.walk(item):
+                if isinstance(node, ast.Assign) and self.values.is_picked(node.value):
+                    self._assign(node.targets[0], node.value)
+
+    def _leaving_tests(self, body: Sequence[ast.stmt]) -> list[ast.expr]:
+        """Conditions by data on which a loop ends early."""
         ifs = [node for item in body for node in ast.walk(item) if isinstance(node, ast.If)]
-        return [node.test for node in ifs if _leaves(node.body, ast.Break) and self._is_by_data(node.test)]
+        leaving = [node.test for node in ifs if _leaves(node.body, ast.Break, ast.Return)]
+        if leaving:
+            self._foresee(body)
+        return [test for test in leaving if self.values.is_by_data(test)]
 
 
-_CONSTANT = {
-    'isinstance',
-    'hasattr',
-    'getattr',
-    'callable',
-    'is_grad_enabled',
-    'is_scripting',
-    'is_tracing',
-    'issubclass',
-}
+# Functions that ask about a module and leave its parameters alone.
+_LOOKS = {'callable', 'hasattr', 'id', 'isinstance', 'len', 'type'}
+_ITERATORS = {'enumerate', 'iter', 'list', 'reversed', 'sorted', 'tuple', 'zip'}
 
 
-def _is_random(node: ast.AST) -> bool:
-    calls = (item for item in ast.walk(node) if isinstance(item, ast.Call))
-    return any(word in ast.unparse(call.func) for call in calls for word in ('rand', 'uniform', 'bernoulli'))
+def arguments(tree: ast.FunctionDef) -> list[str]:
+    """The names of a method's arguments by position, self first.
+
+    Args:
+        tree (ast.FunctionDef): Its source.
+
+    Returns:
+        list[str]: The names.
+    """
+    return [item.arg for item in (*tree.args.posonlyargs, *tree.args.args)]
 
 
-def _leaves(body: list[ast.stmt], *kinds: type) -> bool:
+def _leaves(body: Sequence[ast.stmt], *kinds: type) -> bool:
     return any(isinstance(item, kinds or (ast.Return, ast.Continue, ast.Break)) for item in body)
