@@ -2,11 +2,13 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 from typing_extensions import override
 
 from mmzero.policies.eligible import has_no_forward, ineligible
+from mmzero.policies.plan import WrapPlan
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.policies.tied import without_tied
 from mmzero.registry import WRAP_POLICIES
@@ -56,7 +58,14 @@ class AutoPolicy(WrapPolicy):
         if not kept:
             why = 'no repeated block can be a unit' if left or tied else 'no block is repeated'
             return Choice((), (f'AutoPolicy: {why}; the whole model is one unit', *left, *tied))
-        return Choice(tuple(kept), (*found.notes(names, kept), *left, *tied, *found.hint(kept)))
+        return Choice(tuple(kept), (*found.notes(names, kept), *left, *tied))
+
+    @override
+    def __call__(self, model: nn.Module) -> WrapPlan:
+        plan = super().__call__(model)
+        # Other policies take its choice, and may have followed the hint already.
+        hint = _Blocks(model).hint([unit.name for unit in plan.units if unit.name])
+        return replace(plan, notes=(*plan.notes, *hint))
 
     @override
     def __str__(self) -> str:
@@ -158,12 +167,15 @@ class _Blocks:
     def without_small(self, names: list[str]) -> list[str]:
         """Leave out the smallest, as long as that adds little to the peak."""
         allowed = TOO_SMALL * self.peak(names)
-        left_out = set()
-        for name in sorted(names, key=self.numels.__getitem__):
-            allowed -= self.numels[name]
+        left_out: set[str] = set()
+        alike: dict[tuple[int, str], list[str]] = defaultdict(list)
+        for name in names:
+            alike[self.numels[name], self.kinds[name]].append(name)
+        for (numel, _), group in sorted(alike.items()):
+            allowed -= numel * len(group)
             if allowed < 0:
                 break
-            left_out.add(name)
+            left_out.update(group)
         return [name for name in names if name not in left_out]
 
     def notes(self, names: list[str], kept: list[str]) -> list[str]:
@@ -194,29 +206,35 @@ class _Blocks:
     def hint(self, kept: list[str]) -> list[str]:
         """Name single layers in the root that are a large part of the peak, such as the output of a language model."""
         held = set().union(*(self.modules[name].parameters() for name in kept))
-        alone = [
+        large = [
             name
             for name, module in self.modules.items()
             if name
-            and name not in self.reasons
             and not self.children[name]
             and self.numels[name] > WORTH_A_HINT * self.peak(kept)
             and held.isdisjoint(module.parameters())
         ]
-        alone, _ = without_tied(self.modules[''], alone)
+        stays = [
+            f'in the root unit: {name} ({self.numels[name]:,} parameters), which is no unit: {self.reasons[name]}'
+            for name in large
+            if name in self.reasons
+        ]
+        alone, _ = without_tied(self.modules[''], [name for name in large if name not in self.reasons])
         if not alone:
-            return []
+            return stays
         return [
+            *stays,
             f'in the root unit: {", ".join(f"{name} ({self.numels[name]:,} parameters)" for name in alone)}; '
-            f"wrap_policy=['AutoPolicy', dict(type='ModuleNamePolicy', names={alone})] makes units of them"
+            f"wrap_policy=['AutoPolicy', dict(type='ModuleNamePolicy', names={alone})] makes units of them",
         ]
 
     def _note(self, class_name: str, group: list[str], chosen: list[str]) -> str:
-        small = f'{len(group) - len(chosen)} of them too small to be worth a collective' if chosen != group else ''
+        left = [name for name in group if name not in chosen]
+        small = f'; too small to be worth a collective: {", ".join(left)}' if left else ''
         sizes = [self.numels[name] for name in group]
         place = f'{group[0]} ... {group[-1]}' if len(group) > 1 else group[0]
         span = f'{min(sizes):,}' if min(sizes) == max(sizes) else f'{min(sizes):,} to {max(sizes):,}'
-        return f'{class_name}: {_times(len(group))} ({place}), {span} parameters each' + (f'; {small}' if small else '')
+        return f'{class_name}: {_times(len(group))} ({place}), {span} parameters each{small}'
 
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

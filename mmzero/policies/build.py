@@ -108,7 +108,10 @@ def _look_up(kind: Any) -> Any:
             )
     if found is None or not callable(found):
         known = [*WRAP_POLICIES.module_dict, *FUNCTIONS.module_dict, *TORCHS]
-        raise ValueError(f'no wrap policy {kind!r}{near_names(kind, known)}')
+        raise ValueError(
+            f'no wrap policy {kind!r}{near_names(kind, known)} (one of your own is found once custom_imports names its '
+            'module)'
+        )
     return found
 
 
@@ -161,12 +164,18 @@ def _check_fields(made_of: Any, fields: Mapping, given: Sequence[str] = ()) -> N
     name_of = made_of.__name__
     unknown = [key for key in fields if key not in params]
     if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
-        hints = ' '.join(f'{key!r}{near_names(str(key), params)}' for key in unknown)
+        hints = ' '.join(f'{key!r}{_remedy(str(key), params)}' for key in unknown)
         raise ValueError(f'{name_of} has no field {hints}')
     needed = [name for name, param in params.items() if param.default is param.empty and param.kind in _NAMED]
     missing = [name for name in needed if name not in fields]
     if missing:
         raise ValueError(f'{name_of} needs {", ".join(missing)}; give a dict, {_example(name_of, needed)}')
+
+
+def _remedy(key: str, known: Mapping) -> str:
+    if key == '_delete_':
+        return '; remove it: no base has a wrap_policy that it would replace'
+    return near_names(key, known)
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

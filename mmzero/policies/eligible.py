@@ -55,7 +55,7 @@ def faults_of(model: nn.Module, found: dict[str, Reach], names: Iterable[str]) -
 
 
 def doubts_about(model: nn.Module, found: dict[str, Reach], names: Iterable[str]) -> list[str]:
-    """Tell of units that the data, or a random draw, may let a rank skip.
+    """Tell of units that the data, or a random draw, may let a rank skip, or for which it may find no work.
 
     Args:
         model (nn.Module): The model; its parameters may be on the meta device.
@@ -67,7 +67,10 @@ def doubts_about(model: nn.Module, found: dict[str, Reach], names: Iterable[str]
     """
     doubts = []
     for name in names:
-        places = [found[path].skipped for path in _paths_above(name) if path in found and found[path].skipped]
+        above = _paths_above(name)
+        places = [found[path].skipped for path in above if path in found and found[path].skipped]
+        pooling = [path for path in above if pools_regions(model.get_submodule(path))]
+        places += [f'{path} works on the regions that a rank finds' for path in pooling]
         if places:
             class_name = type(model.get_submodule(name)).__name__
             doubts.append(f'{name} ({class_name}) has to run on every rank or on none, else ranks hang: {places[0]}')

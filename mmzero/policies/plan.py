@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from mmzero.errors import PlanError
+from mmzero.errors import PlanError, near_names
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: S
     names = {name for name in unit_names if name}
     for name in names:
         if name not in modules:
-            raise PlanError(f'{policy}: {name!r} is not a module of {type(model).__name__}')
+            raise PlanError(f'{policy}: {name!r} is not a module of {type(model).__name__}{near_names(name, modules)}')
     owned: dict[str, list[tuple[int, str, nn.Parameter]]] = {name: [] for name in (*names, '')}
     owner_of: dict[int, tuple[str, str]] = {}
     for index, (path, param) in enumerate(model.named_parameters(remove_duplicate=False)):

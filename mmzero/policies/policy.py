@@ -22,6 +22,12 @@ class Choice:
     units: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ('units', 'notes'):
+            value = getattr(self, name)
+            if not isinstance(value, (tuple, list)) or not all(isinstance(item, str) for item in value):
+                raise ValueError(f'Choice.{name}: expected a tuple of strings, paths of modules; got {value!r}'[:500])
+
 
 class WrapPolicy(ABC):
     """Chooses which modules of a model are units. Pure: it neither changes nor runs the model."""
@@ -57,8 +63,11 @@ class WrapPolicy(ABC):
             PlanError: If the policy does not fit the model.
         """
         choice = self.choose(model)
+        if not isinstance(choice, Choice):
+            raise ValueError(f'{self}: choose returned a {type(choice).__name__}; expected a Choice')
+        plan = make_plan(model, choice.units, str(self), choice.notes)
         found = reaches(model)
-        plan = make_plan(model, choice.units, str(self), (*choice.notes, *doubts_about(model, found, choice.units)))
         names = [unit.name for unit in plan.units if unit.name]
         plan = with_methods(plan, entered_by(model, found, names))
-        return replace(plan, faults=faults_of(model, found, names))
+        notes = (*choice.notes, *doubts_about(model, found, names))
+        return replace(plan, notes=notes, faults=faults_of(model, found, names))

@@ -66,8 +66,12 @@ def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults)
     except ConfigError as error:
         faults.lines += error.faults
         return
-    except (PlanError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except ValueError as error:
         faults.add(path, str(error))
+        return
+    except Exception as error:
+        # A policy may be a project's.
+        faults.add(path, describe_error(error))
         return
     _check_autocast(cfg.get('optim_wrapper'), config, len(plan.units) == 1, faults)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, DictAction
+from mmengine.hub import get_config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
@@ -77,7 +78,7 @@ def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
     """Read a config file and override settings in it.
 
     Args:
-        filename (str): The file.
+        filename (str): The file, or a config of an installed package, such as ``mmdet::dino/dino-4scale_...py``.
         options (dict, optional): Settings by dotted key, as ``--cfg-options`` gives them. Defaults to None.
 
     Returns:
@@ -86,10 +87,10 @@ def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
     Raises:
         ConfigError: If the file is not there or cannot be read.
     """
-    if not Path(filename).is_file():
+    if not Path(filename).is_file() and '::' not in filename:
         raise ConfigError([f'{filename}: no such config file'])
     try:
-        cfg = Config.fromfile(filename)
+        cfg = get_config(filename) if '::' in filename else Config.fromfile(filename)
     except Exception as error:
         # A config is Python: it may fail in any way.
         raise ConfigError([f'{filename}: cannot be read: {describe_error(error)}']) from error

@@ -11,8 +11,10 @@ from torch import nn
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.config.reader import optional_dtype
 from mmzero.engines import build_engine, plan_units
-from mmzero.errors import ConfigError, PlanError
+from mmzero.errors import ConfigError
 from mmzero.planner import PlanReport, plan_report
+from mmzero.policies import build_policy
+from mmzero.runner.blame import describe_error
 from mmzero.runner.check import default_scope
 from mmzero.runner.model_check import build_on_meta
 from mmzero.runner.offline import no_network
@@ -57,8 +59,11 @@ class PlannedConfig:
             plan = plan_units(self.model, engine, world_size)
         except ConfigError:
             raise
-        except (PlanError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except ValueError as error:
             raise ConfigError([f'{path}: {error}']) from error
+        except Exception as error:
+            # A policy may be a project's.
+            raise ConfigError([f'{path}: {describe_error(error)}']) from error
         return plan_report(engine, plan, world_size=world_size, micro_batches=self.micro_batches)
 
 
@@ -87,6 +92,10 @@ def prepare_plan(cfg: Mapping, name: str, *, world_size: int, stage: int | None 
         config.mesh.sizes(world_size)
     except ValueError as error:
         faults.add('model_wrapper_cfg.mesh', str(error))
+    try:
+        build_policy(config.wrap_policy)
+    except ValueError as error:
+        faults.add('model_wrapper_cfg.wrap_policy', str(error))
     model = _model(dict(cfg), faults)
     faults.raise_if_any()
     if model is None:

@@ -7,8 +7,11 @@ model = dict(
         _delete_=True,
         type='ResNet',
         depth=18,
-        base_channels=16,
-        out_indices=(2, 3),
+        base_channels=32,
+        num_stages=3,
+        strides=(1, 2, 2),
+        dilations=(1, 1, 1),
+        out_indices=(1, 2),
         frozen_stages=2,
         norm_eval=True,
     )

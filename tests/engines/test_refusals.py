@@ -13,7 +13,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mmzero.engines import init_process_group
+from mmzero.config import Faults, read_zero_config
+from mmzero.engines import build_engine, init_process_group
+from mmzero.errors import ConfigError
 
 
 @contextmanager
@@ -68,3 +70,10 @@ def test_fully_shard_refuses_another_dimension_that_does_not_divide() -> None:
     """Why such parameters are split along dim 0."""
     with fake_ranks(4) as mesh, pytest.raises(NotImplementedError, match='uneven sharding on dim 1'):
         fully_shard(nn.Linear(6, 8), mesh=mesh, shard_placement_fn=lambda param: Shard(param.dim() - 1))
+
+
+@pytest.mark.parametrize('dtype', [None, torch.float32])
+def test_a_16_bit_override_needs_autocast(dtype):
+    config = read_zero_config(dict(overrides=[dict(units='a', param_dtype='bfloat16')]), 'model_wrapper_cfg', Faults())
+    with pytest.raises(ConfigError, match=r'overrides\[0\].param_dtype: units gathered in torch.bfloat16 .*pass --amp'):
+        build_engine(config).check_autocast(dtype)

@@ -46,6 +46,22 @@ class Judge(nn.Module):
         return dict(loss=self(x).square().mean())
 
 
+class Regions(nn.Module):
+    """A head that works on regions, of which a rank may find none."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cut = nn.Identity()
+        self.cut.roi_layers = []
+        self.judge = Judge(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.judge(self.cut(x))
+
+    def loss(self, x: torch.Tensor) -> dict:
+        return dict(loss=self(x).sum())
+
+
 class Bellows(BaseModel):
     """Blocks as plain attributes, no list; a head; experts of which the data pick one."""
 

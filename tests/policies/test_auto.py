@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from mmzero.policies import AutoPolicy
+from mmzero.policies import AutoPolicy, build_policy
 from tests.policies.strange import Bellows, Fan, Necklace
 
 
@@ -44,7 +44,7 @@ def test_blocks_without_a_class_and_tied_ones():
 def test_a_model_without_repeated_blocks_is_one_unit():
     plan = AutoPolicy()(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     assert len(plan.units) == 1
-    assert plan.notes == ('AutoPolicy: no block is repeated; the whole model is one unit',)
+    assert plan.notes[0] == 'AutoPolicy: no block is repeated; the whole model is one unit'
 
 
 def test_attention_and_ffn_of_a_block_stay_together():
@@ -58,7 +58,7 @@ def test_the_smallest_stay_in_the_root():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(n, n), nn.Linear(n, n)) for n in (2, 64, 64, 64)))
     names, notes = plan_of(model)
     assert names == ['1', '2', '3']
-    assert '1 of them too small to be worth a collective' in notes
+    assert notes.endswith('too small to be worth a collective: 0')
 
 
 def test_plans_on_meta_are_the_same():
@@ -72,7 +72,21 @@ def test_large_layers_in_the_root_are_named():
     *_, hint = AutoPolicy()(model).notes
     assert hint.startswith("in the root unit: mouth (4,008 parameters); wrap_policy=['AutoPolicy', dict(type='Module")
     assert "names=['mouth'])] makes units of them" in hint
+    followed = build_policy(['AutoPolicy', dict(type='ModuleNamePolicy', names=['mouth'])])(model)
+    assert not [note for note in followed.notes if 'in the root unit' in note]
+    model.judge.out = nn.Linear(8, 900)
+    note = next(note for note in AutoPolicy()(model).notes if 'judge.out' in note)
+    assert (
+        note == 'in the root unit: judge.out (8,100 parameters), which is no unit: is a single layer in the head judge'
+    )
     fan = Fan()
     fan.words = nn.Embedding(1000, 8)
     fan.speak.weight = fan.words.weight
     assert not [note for note in AutoPolicy()(fan).notes if 'in the root unit' in note]
+
+
+def test_alike_blocks_stay_together():
+    """Of blocks of one size none is left out alone."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(n, n), nn.Linear(n, n)) for n in (4, 4, 4, 64, 64, 64)))
+    names, notes = plan_of(model)
+    assert names == ['3', '4', '5'] and notes.endswith('collective: 0, 1, 2')

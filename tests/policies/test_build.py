@@ -1,8 +1,9 @@
 """The ``wrap_policy`` field."""
 
 import pytest
+from torch import nn
 
-from mmzero.policies import ModuleClassPolicy, build_policy, make_plan
+from mmzero.policies import Choice, ModuleClassPolicy, WrapPolicy, build_policy, make_plan
 from mmzero.registry import WRAP_POLICIES
 
 BLOCKS = dict(type='ModuleClassPolicy', classes=['Block'])
@@ -48,6 +49,8 @@ def test_callable_is_used_as_it_is():
     [
         ('ModulClassPolicy', "no wrap policy 'ModulClassPolicy'; did you mean 'ModuleClassPolicy'"),
         (dict(BLOCKS, type='Nope'), "no wrap policy 'Nope'; known are: .*ModuleClassPolicy"),
+        (dict(BLOCKS, _delete_=True), "no field '_delete_'; remove it: no base has a wrap_policy"),
+        ('GonePolicy', r'one of your own is found once custom_imports names its module'),
         (dict(BLOCKS, klasses=[]), "ModuleClassPolicy has no field 'klasses'; did you mean 'classes'?"),
         (
             'ModuleClassPolicy',
@@ -63,3 +66,24 @@ def test_callable_is_used_as_it_is():
 def test_refused(cfg, message):
     with pytest.raises(ValueError, match=message):
         build_policy(cfg)
+
+
+@pytest.mark.parametrize(
+    ('chosen', 'message'),
+    [
+        (['blocks.0'], 'Wrong: choose returned a list; expected a Choice'),
+        (lambda: Choice('blocks.0'), "Choice.units: expected a tuple of strings, paths of modules; got 'blocks.0'"),
+        (lambda: Choice((nn.Linear(1, 1),)), r'Choice.units: expected a tuple of strings.*got \(Linear'),
+        (lambda: Choice(('block.0',)), "Wrong: 'block.0' is not a module of Net; did you mean 'blocks.0'"),
+    ],
+)
+def test_a_policy_of_ones_own_that_is_wrong(net, chosen, message):
+    class Wrong(WrapPolicy):
+        def choose(self, model):
+            return chosen() if callable(chosen) else chosen
+
+        def __str__(self):
+            return 'Wrong'
+
+    with pytest.raises(ValueError, match=message):
+        Wrong()(net)

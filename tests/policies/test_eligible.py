@@ -9,7 +9,7 @@ from mmzero.errors import PlanError
 from mmzero.policies import ModuleClassPolicy, ModuleNamePolicy, ineligible
 from mmzero.policies.reach import reaches
 from tests.models import tiny_dino
-from tests.policies.strange import Bellows, Necklace
+from tests.policies.strange import Bellows, Necklace, Regions
 
 
 def test_reasons():
@@ -77,6 +77,18 @@ def test_a_named_unit_that_a_rank_may_skip_is_told():
     plan = ModuleNamePolicy(['choir.*', 'north'])(Bellows())
     assert len(plan.notes) == 4
     assert plan.notes[1].startswith('choir.1 (Pleat) has to run on every rank or on none, else ranks hang: Bellows.f')
+
+
+def test_what_works_on_regions():
+    """One rank may find none: no unit, and told where it is named."""
+    model = nn.Sequential(nn.Linear(4, 8), Regions(8))
+    reasons = ineligible(model)
+    assert {'1.judge', '1.judge.tower.0', '1.judge.tower.0.push', '1.judge.out'} <= reasons.keys()
+    (note,) = ModuleNamePolicy(['1.judge.tower.0'])(model).notes
+    assert note == (
+        '1.judge.tower.0 (Pleat) has to run on every rank or on none, else ranks hang: 1 works on the regions that a '
+        'rank finds'
+    )
 
 
 class Scorer(nn.Module):

@@ -17,7 +17,7 @@ import mmzero  # noqa: F401
 from mmzero.config import ZeroConfig
 from mmzero.engines import build_engine, plan_units
 from mmzero.errors import ConfigError
-from mmzero.runner import plan_configs, prepare_plan
+from mmzero.runner import load_config, plan_configs, prepare_plan
 from mmzero.runner.offline import no_network
 from mmzero.runner.plan_config import read_policy
 from tests.models import ToyModel
@@ -173,3 +173,27 @@ def test_the_network_is_there_again_afterwards() -> None:
         with socket.socket() as sock, pytest.raises(ConnectionError, match='nothing is downloaded'):
             sock.connect(('127.0.0.1', 9))
     assert (socket.socket.connect, socket.getaddrinfo) == before
+
+
+def test_faults_come_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plans(model_wrapper_cfg=dict(overides=[], wrap_policy='AutoPolcy'))
+    assert [fault.split(':')[0] for fault in caught.value.faults] == [
+        'model_wrapper_cfg.overides',
+        'model_wrapper_cfg.wrap_policy',
+    ]
+
+
+def test_a_policy_that_crashes_says_where() -> None:
+    def crashes(model: nn.Module) -> None:
+        return model.nothing_of_this_name
+
+    with pytest.raises(ConfigError, match=r'wrap_policy: AttributeError: .*nothing_of_this_name.*test_plan_config.py'):
+        plans(model_wrapper_cfg=dict(wrap_policy=crashes))
+
+
+def test_a_config_of_an_installed_package() -> None:
+    cfg = load_config('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py')
+    assert cfg.model.type == 'RetinaNet'
+    with pytest.raises(ConfigError, match='cannot be read'):
+        load_config('mmdet::retinanet/retinanet_r500.py')

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 def train(config: Path, work: Path, *options: str) -> dict[str, torch.Tensor]:
     """Five steps on two ranks; returns the weights."""
     steps = ['train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=80', 'val_evaluator.metric=proposal_fast']
+    # Under seed 0 the fourth step lies on a kink: stage 0 itself moves by 1e-5 there if lr changes by 1e-7.
+    steps += ['randomness.seed=1']
     steps += ['default_hooks.logger.interval=1', 'log_processor.window_size=1', 'val_dataloader.dataset.indices=2']
     command = [*TORCHRUN, 2, ROOT / 'tools/train.py', config, '--launcher', 'pytorch', '--work-dir', work]
     succeed(*command, '--cfg-options', *steps, *options)
@@ -42,3 +44,9 @@ def test_trains_as_stage_0(config: Path, reference: tuple[list[dict], dict], tmp
     off = torch.stack([(weights[name] - value).norm() for name, value in reference[1].items()]).norm()
     whole = torch.stack([value.norm() for value in reference[1].values()]).norm()
     assert off <= 1e-5 * whole
+
+
+def test_the_project_trains(reference: tuple[list[dict], dict], tmp_path: Path) -> None:
+    """A policy of one's own, outside of the package."""
+    train(ROOT / 'projects/custom_wrap_policy/dino_r18_tiny_digits_zero3.py', tmp_path)
+    assert len(scalars(tmp_path)) == 5

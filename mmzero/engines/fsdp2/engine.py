@@ -117,6 +117,15 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def check_autocast(self, dtype: torch.dtype | None) -> None:
+        for index, entry in enumerate(self.config.overrides):
+            if entry.param_dtype not in (None, torch.float32, dtype):
+                raise ConfigError(
+                    [
+                        f'model_wrapper_cfg.overrides[{index}].param_dtype: units gathered in {entry.param_dtype} are '
+                        f'computed under autocast to it, which is {"off" if dtype is None else f"to {dtype}"}; set '
+                        'optim_wrapper.dtype to the same dtype, or pass --amp for bfloat16'
+                    ]
+                )
         reduced = dtype not in (None, torch.float32)
         # Asked before sharding, too: the check of a config does.
         rules = STAGES[self.config.stage]
