@@ -81,9 +81,8 @@ def build_policy(cfg: Any) -> WrapPolicy:
         raise ValueError("expected a policy's name, or a dict with type, such as dict(type='ModuleClassPolicy', ...)")
     made_of = _look_up(cfg['type'])
     if isinstance(made_of, type) and issubclass(made_of, nn.Module):
-        raise ValueError(
-            f"{cfg['type']!r} is a module's class, no policy; {_example('ModuleClassPolicy', ['classes'])}"
-        )
+        example = _example('ModuleClassPolicy', ['classes'])
+        raise ValueError(f"{cfg['type']!r} is a module's class, no policy; to name one, {example}")
     fields = {key: value for key, value in cfg.items() if key != 'type'}
     if not isinstance(made_of, type):
         return _from_callable(made_of, fields)
