@@ -100,7 +100,9 @@ class Asks(Base):
 class HasStatic(Base):
     @staticmethod
     def first(net, x):
-        return net.layers[0](x) if x.sum() > 0 else x
+        if x.sum() > 0:
+            x = net.layers[0](x)
+        return x
 
     def forward(self, x):
         for layer in self.layers:
@@ -248,9 +250,9 @@ class Names(Base):
 
 class HasText(Base):
     def forward(self, x):
-        """Its documentation begins
-        less indented."""
-        return self.one.push(x)
+        text = """A text whose second line is
+indented less than the code."""
+        return self.one.push(x) if text else x
 
 
 class OwnBase(Base):
