@@ -8,6 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
+from mmzero.errors import ConfigError
 from mmzero.planner import compare_plans
 from mmzero.runner import load_config, plan_configs, run_tool
 from mmzero.runner.options import Settings
@@ -59,8 +60,11 @@ def main() -> None:
         print(compare_plans(reports, names))
     if args.json is not None:
         plans = [dict(name=name, **report.as_dict()) for name, report in zip(names, reports, strict=True)]
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(plans, indent=2) + '\n')
+        try:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(plans, indent=2) + '\n')
+        except OSError as error:
+            raise ConfigError([f'--json: cannot write {args.json}: {error.strerror}']) from error
         print(f'wrote {args.json}')
 
 

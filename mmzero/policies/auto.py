@@ -138,7 +138,7 @@ class _Blocks:
     def _consists_of_blocks(self, alike: list[str]) -> bool:
         inner = {name: self.blocks_in(name) for name in alike}
         blocks = [block for group in inner.values() for block in group]
-        share = sum(self.numels[block] for block in blocks) / sum(self.numels[name] for name in alike)
+        share = sum(self.numels[block] for block in blocks) / max(sum(self.numels[name] for name in alike), 1)
         if all(type(self.modules[name]) is nn.Sequential for name in alike):
             return share > 1 / 2
         chains = [count for group in inner.values() for count in Counter(self.kinds[block] for block in group).values()]

@@ -73,13 +73,16 @@ def build_policy(cfg: Any) -> WrapPolicy:
         return cfg
     if isinstance(cfg, (list, tuple)):
         return AnyOf([build_policy(item) for item in cfg])
-    if isinstance(cfg, str):
+    if isinstance(cfg, str) or isinstance(cfg, type):
         cfg = dict(type=cfg)
     if is_torch_policy(cfg) or callable(cfg) and not isinstance(cfg, Mapping):
         return _from_callable(cfg, {})
     if not isinstance(cfg, Mapping) or 'type' not in cfg:
         raise ValueError("expected a policy's name, or a dict with type, such as dict(type='ModuleClassPolicy', ...)")
     made_of = _look_up(cfg['type'])
+    if isinstance(made_of, type) and issubclass(made_of, nn.Module):
+        example = _example('ModuleClassPolicy', ['classes'])
+        raise ValueError(f"{cfg['type']!r} is a module's class, no policy; to name one, {example}")
     fields = {key: value for key, value in cfg.items() if key != 'type'}
     if not isinstance(made_of, type):
         return _from_callable(made_of, fields)
@@ -127,7 +130,10 @@ TORCHS = (
 
 
 def _from_callable(function: Any, fields: dict[str, Any]) -> WrapPolicy:
-    if is_torch_policy(function):
+    if is_torch_policy(function) and not isinstance(function, type):
+        return TorchStylePolicy(function)
+    if getattr(function, '__module__', '') == 'torch.distributed.fsdp.wrap' and not fields:
+        # Not all of torch's own name what they are called with.
         return TorchStylePolicy(function)
     names = inspect.signature(function).parameters
     if not {'module', 'recurse', 'nonwrapped_numel'} <= names.keys():
@@ -144,16 +150,16 @@ def _from_callable(function: Any, fields: dict[str, Any]) -> WrapPolicy:
 
 def _classes(value: Any) -> Any:
     """Classes that a config names by their path, as torch's own policies want them."""
-    if isinstance(value, str):
-        return _class(value)
+    if isinstance(value, (str, type)):
+        return {_class(value)}
     return {_class(item) for item in value} if isinstance(value, (list, tuple, set)) else value
 
 
 def _class(value: Any) -> Any:
-    if not isinstance(value, str):
+    if isinstance(value, type):
         return value
-    found = FUNCTIONS.get(value) if '.' in value else None
-    if found is None:
+    found = FUNCTIONS.get(value) if isinstance(value, str) and '.' in value else None
+    if not isinstance(found, type):
         raise ValueError(f"{value!r} is no class; give its path, such as 'mmdet.models.backbones.swin.SwinBlock'")
     return found
 

@@ -227,14 +227,15 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: S
         PlanError: If a name is not in the model or a parameter is shared between units.
     """
     modules = dict(model.named_modules())
-    names = {name for name in unit_names if name}
+    first = first_names(model)
+    names = {first.get(name, name) for name in unit_names if name}
     for name in names:
         if name not in modules:
             raise PlanError(f'{policy}: {name!r} is not a module of {type(model).__name__}{near_names(name, modules)}')
     owned: dict[str, list[tuple[int, str, nn.Parameter]]] = {name: [] for name in (*names, '')}
     owner_of: dict[int, tuple[str, str]] = {}
     for index, (path, param) in enumerate(model.named_parameters(remove_duplicate=False)):
-        owner = innermost(path.rpartition('.')[0], names)
+        owner = innermost(path.rpartition('.')[0], names, first)
         first_owner, first_path = owner_of.setdefault(id(param), (owner, path))
         if first_owner != owner:
             raise PlanError(
@@ -264,12 +265,28 @@ def _unit(name: str, module: nn.Module, params: list[tuple[int, str, nn.Paramete
     )
 
 
-def innermost(path: str, names: Collection[str]) -> str:
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Where modules are registered for the first time, which is what units are called by.
+
+    Args:
+        model (nn.Module): The model.
+
+    Returns:
+        dict[str, str]: By every other path that leads to a module, such as those of a block used in several places.
+    """
+    names: dict[int, str] = {}
+    paths = model.named_modules(remove_duplicate=False)
+    return {path: name for path, module in paths if (name := names.setdefault(id(module), path)) != path}
+
+
+def innermost(path: str, names: Collection[str], first: Mapping[str, str] | None = None) -> str:
     """The unit that a module lies in.
 
     Args:
         path (str): Path of the module.
         names (Collection[str]): Names of units.
+        first (Mapping[str, str], optional): As :func:`first_names` gives it, where the path may be another one.
+            Defaults to None.
 
     Returns:
         str: The longest of the names that is the path or holds it; '' where none does.
@@ -277,6 +294,7 @@ def innermost(path: str, names: Collection[str]) -> str:
     parts = path.split('.')
     for end in range(len(parts), 0, -1):
         name = '.'.join(parts[:end])
+        name = first.get(name, name) if first else name
         if name in names:
             return name
     return ''

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from mmzero.policies.plan import first_names
 from mmzero.policies.source_reader import Use
 from mmzero.policies.source_values import EACH, PART, PICKED
 from mmzero.policies.sources import mentions_of, uses_in, uses_of
@@ -44,6 +45,17 @@ def reaches(model: nn.Module) -> dict[str, Reach]:
         for use in uses_of(type(module)):  # type: ignore[arg-type]
             for target, rest in _resolve(module, use.path):
                 _note(found, module, name, target, rest, use, use.method in run)
+    return _by_first_names(model, found)
+
+
+def _by_first_names(model: nn.Module, found: dict[str, Reach]) -> dict[str, Reach]:
+    """What is done to a module under any of its names."""
+    first = first_names(model)
+    for path in first.keys() & found.keys():
+        other, reach = found.pop(path), found.setdefault(first[path], Reach())
+        reach.skipped = reach.skipped or other.skipped
+        for name in ('methods', 'inside', 'in_forward'):
+            setattr(reach, name, {**getattr(other, name), **getattr(reach, name)})
     return dict(found)
 
 

@@ -34,10 +34,10 @@ class SizePolicy(WrapPolicy):
     """
 
     def __init__(self, min_params: int = 10**6, max_params: int | None = None) -> None:
-        most = 10 * min_params if max_params is None else max_params
-        for name, value in dict(min_params=min_params, max_params=most).items():
+        for name, value in dict(min_params=min_params, max_params=1 if max_params is None else max_params).items():
             if type(value) is not int or value < 1:
                 raise ValueError(f'{name}: expected a positive integer; got {value!r}')
+        most = 10 * min_params if max_params is None else max_params
         if most < min_params:
             raise ValueError(f'max_params: expected at least min_params, {min_params}; got {most}')
         self.min_params, self.max_params = min_params, most

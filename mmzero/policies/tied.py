@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from mmzero.policies.plan import first_names
+
 
 def without_tied(model: nn.Module, names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Leave out units that share a parameter with something outside of them.
@@ -17,8 +19,12 @@ def without_tied(model: nn.Module, names: Sequence[str]) -> tuple[list[str], lis
         tuple[list[str], list[str]]: Those that share nothing, and a line for each parameter that kept others out.
     """
     paths: dict[int, list[str]] = defaultdict(list)
-    for path, param in model.named_parameters(remove_duplicate=False):
-        paths[id(param)].append(path)
+    # A module that is registered twice is one module.
+    for name, module in model.named_modules():
+        for key, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            paths[id(param)].append(f'{name}.{key}'.lstrip('.'))
+    first = first_names(model)
+    names = list(dict.fromkeys(first.get(name, name) for name in names))
     tied = [group for group in paths.values() if len(group) > 1]
     kept, lines = [], []
     for name in names:

@@ -35,14 +35,18 @@ class TorchStylePolicy(WrapPolicy):
         found: list[str] = []
         reasons = ineligible(model)
         passed_over: dict[str, str] = {}
-        if is_torch_policy(self.function):
-            wanted = self.function._run_policy(model, set(), {})
-            found = [name for name, module in model.named_modules() if name and module in wanted]
-            passed_over = {name: reasons[name] for name in found if name in reasons}
-            found = [name for name in found if name not in reasons]
-        else:
-            ask = functools.partial(self.function, **self.arguments)
-            _walk(model, '', ask, reasons, found, passed_over)
+        try:
+            if is_torch_policy(self.function):
+                wanted = self.function._run_policy(model, set(), {})
+                found = [name for name, module in model.named_modules() if name and module in wanted]
+                passed_over = {name: reasons[name] for name in found if name in reasons}
+                found = [name for name in found if name not in reasons]
+            else:
+                ask = functools.partial(self.function, **self.arguments)
+                _walk(model, '', ask, reasons, found, passed_over)
+        except TypeError as error:
+            # Most likely an argument of a wrong type, which such functions do not check.
+            raise PlanError(f'{self} fails on {type(model).__name__}, check its arguments: {error}') from error
         units, tied = without_tied(model, found)
         left = [f'{name} is no unit: {reason}' for name, reason in passed_over.items()]
         if not units:

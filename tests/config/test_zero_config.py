@@ -237,3 +237,9 @@ def test_mesh_sizes(replicate, shard, world_size, sizes):
 def test_mesh_that_does_not_fill_the_world(replicate, shard, world_size, message):
     with pytest.raises(ValueError, match=message):
         MeshConfig(replicate, shard).sizes(world_size)
+
+
+@pytest.mark.parametrize('policy', ['', dict(type=''), [''], []])
+def test_policies_without_a_name(policy):
+    (fault,) = faults_of(wrap_policy=policy)
+    assert fault.startswith(f"{PATH}.wrap_policy: got {policy!r}; expected a policy's name")

@@ -3,8 +3,10 @@
 import pytest
 from torch import nn
 
-from mmzero.policies import Choice, ModuleClassPolicy, WrapPolicy, build_policy, make_plan
+from mmzero.errors import PlanError
+from mmzero.policies import AutoPolicy, Choice, ModuleClassPolicy, WrapPolicy, build_policy, make_plan
 from mmzero.registry import WRAP_POLICIES
+from tests.policies.strange import Necklace, Pleat
 
 BLOCKS = dict(type='ModuleClassPolicy', classes=['Block'])
 
@@ -61,6 +63,10 @@ def test_callable_is_used_as_it_is():
         (dict(type='ModuleClassPolicy', classes='Block'), 'expected a list of class names'),
         (dict(classes=['Block']), r"a dict with type, such as dict\(type='ModuleClassPolicy'"),
         (3, "expected a policy's name"),
+        ('torch.nn.Linear', "'torch.nn.Linear' is a module's class, no policy; to name one, such as dict"),
+        (nn.Linear, "is a module's class, no policy"),
+        (dict(type='SizePolicy', min_params=None), 'min_params: expected a positive integer; got None'),
+        (dict(type='transformer_auto_wrap_policy', transformer_layer_cls=[3]), '3 is no class; give its path'),
     ],
 )
 def test_refused(cfg, message):
@@ -87,3 +93,28 @@ def test_a_policy_of_ones_own_that_is_wrong(net, chosen, message):
 
     with pytest.raises(ValueError, match=message):
         Wrong()(net)
+
+
+@pytest.mark.parametrize(
+    'cfg',
+    [
+        dict(type='lambda_auto_wrap_policy', lambda_fn=3),
+        dict(type='size_based_auto_wrap_policy', min_num_params='many'),
+    ],
+)
+def test_arguments_that_torchs_functions_do_not_check(cfg, net):
+    with pytest.raises(PlanError, match=r'_auto_wrap_policy\(.*\) fails on .*, check its arguments: '):
+        build_policy(cfg)(net)
+
+
+@pytest.mark.parametrize(
+    'cfg',
+    [
+        AutoPolicy,
+        'always_wrap_policy',
+        dict(type='transformer_auto_wrap_policy', transformer_layer_cls=Pleat),
+        dict(type='ModuleWrapPolicy', module_classes=Pleat),
+    ],
+)
+def test_classes_and_functions_as_python_has_them(cfg):
+    assert len(build_policy(cfg)(Necklace()).units) > 3

@@ -100,7 +100,9 @@ class Asks(Base):
 class HasStatic(Base):
     @staticmethod
     def first(net, x):
-        return net.layers[0](x) if x.sum() > 0 else x
+        if x.sum() > 0:
+            x = net.layers[0](x)
+        return x
 
     def forward(self, x):
         for layer in self.layers:
@@ -248,9 +250,9 @@ class Names(Base):
 
 class HasText(Base):
     def forward(self, x):
-        """Its documentation begins
-        less indented."""
-        return self.one.push(x)
+        text = """A text whose second line is
+indented less than the code."""
+        return self.one.push(x) if text else x
 
 
 class OwnBase(Base):
@@ -302,3 +304,21 @@ def test_projections_that_torchs_attention_does_not_call():
     reasons = ineligible(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8), 2, enable_nested_tensor=False))
     assert 'out_proj.weight is used from outside' in reasons['layers.0.self_attn.out_proj']
     assert not {'layers.0', 'layers.0.self_attn', 'layers.0.linear1'} & reasons.keys()
+
+
+class UsesOtherName(Base):
+    def __init__(self):
+        super().__init__()
+        self.other = self.one
+
+    def forward(self, x):
+        return self.one(x) @ self.other.push.weight
+
+
+def test_what_is_reached_into_under_another_name():
+    assert 'push.weight is used from outside' in ineligible(UsesOtherName())['one']
+
+
+def test_blocks_without_elements():
+    blocks = [nn.Sequential(nn.Linear(0, 4, bias=False), nn.Linear(0, 4, bias=False)) for _ in range(2)]
+    assert len(AutoPolicy()(nn.ModuleList(blocks)).units) == 1

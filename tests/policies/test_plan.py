@@ -8,7 +8,17 @@ import torch
 from torch import nn
 
 from mmzero.errors import PlanError
-from mmzero.policies import Unit, make_plan
+from mmzero.policies import (
+    AutoPolicy,
+    DepthPolicy,
+    ModuleClassPolicy,
+    ModuleNamePolicy,
+    SizePolicy,
+    Unit,
+    build_policy,
+    make_plan,
+)
+from tests.models import Block
 
 
 def names_of(plan):
@@ -149,3 +159,34 @@ def test_policies_need_no_process_group():
         'assert not dist.is_initialized()\n'
     )
     subprocess.run([sys.executable, '-c', code], check=True)
+
+
+class Twice(nn.Module):
+    """A net that is registered under two names, and a block that stands in a list three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = nn.ModuleList(Block(4, False) for _ in range(2))
+        self.other = self.student
+        self.same = nn.ModuleList([Block(4, False)] * 3)
+
+
+@pytest.mark.parametrize(
+    'policy',
+    [
+        ModuleClassPolicy(['Block']),
+        ModuleNamePolicy(['student.*', 'same.*']),
+        SizePolicy(1, 1000),
+        DepthPolicy(1),
+        build_policy(dict(type='transformer_auto_wrap_policy', transformer_layer_cls=[Block])),
+    ],
+)
+def test_a_module_of_several_names_is_one_unit(policy):
+    plan = policy(Twice())
+    assert sorted(unit.name for unit in plan.units if unit.params) == ['same.0', 'student.0', 'student.1']
+    assert plan.numel == sum(param.numel() for param in Twice().parameters())
+
+
+def test_blocks_of_several_names_are_found():
+    names = {unit.name for unit in AutoPolicy()(Twice()).units}
+    assert {'student.0', 'student.1'} <= names

@@ -39,6 +39,9 @@ def test_errors_are_one_line_without_traceback() -> None:
     done = run(sys.executable, TOOL, CONFIG, '--world-size', 8, '--policy', 'Nope')
     assert done.returncode == 2
     assert "--policy Nope: no wrap policy 'Nope'; known are: " in done.stdout and 'Traceback' not in done.stdout
+    done = run(sys.executable, TOOL, CONFIG, '--world-size', 8, '--json', Path(CONFIG) / 'plan.json')
+    assert done.returncode == 2
+    assert '--json: cannot write' in done.stdout and 'Traceback' not in done.stdout
 
 
 def test_the_tool_is_short() -> None:
