@@ -176,8 +176,7 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     Returns:
         ZeroConfig: The config, with defaults where a field has a fault.
     """
-    if 'auto_wrap_policy' in cfg:
-        cfg = _with_policy_of_fsdp(cfg, path, faults)
+    cfg = _as_of_fsdp(cfg, path, faults)
     config = read_fields(ZeroConfig, cfg, path, faults)
     _refuse_offload(config.offload, f'{path}.offload', faults)
     # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
@@ -193,9 +192,30 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     return config
 
 
-def _with_policy_of_fsdp(cfg: dict, path: str, faults: Faults) -> dict:
-    """MMFullyShardedDataParallel's name of ``wrap_policy``."""
-    if 'wrap_policy' in cfg:
+_OF_FSDP = dict(
+    sharding_strategy='say stage=3 for FULL_SHARD, stage=2 for SHARD_GRAD_OP, stage=0 for NO_SHARD, and '
+    'mesh=dict(replicate=...) for the hybrid ones',
+    mixed_precision="say precision=dict(param_dtype=..., reduce_dtype=...) with optim_wrapper.dtype='bfloat16'",
+    cpu_offload='offloading is not supported yet; remove it',
+    use_orig_params='parameters always keep their names and shapes; remove it',
+    limit_all_gathers='FSDP2 does so by itself; remove it',
+    sync_module_states='every rank gets the values of rank 0; remove it',
+    backward_prefetch='FSDP2 prefetches by itself; remove it',
+    forward_prefetch='FSDP2 prefetches by itself; remove it',
+    ignored_modules='say overrides=[dict(units=..., shard=False)]',
+    param_init_fn='ranks other than 0 build on meta and get the values of rank 0; remove it',
+    device_id='ranks find their device; remove it',
+    process_group='say mesh=dict(replicate=..., shard=...)',
+)
+"""Arguments of MMFullyShardedDataParallel, and what stands for them here."""
+
+
+def _as_of_fsdp(cfg: dict, path: str, faults: Faults) -> dict:
+    """Take MMFullyShardedDataParallel's name of ``wrap_policy``, and refuse its other arguments by name."""
+    for name in _OF_FSDP.keys() & cfg.keys():
+        faults.add(f'{path}.{name}', f'is an argument of MMFullyShardedDataParallel; {_OF_FSDP[name]}')
+    cfg = {key: value for key, value in cfg.items() if key not in _OF_FSDP}
+    if 'auto_wrap_policy' in cfg and 'wrap_policy' in cfg:
         faults.add(f'{path}.auto_wrap_policy', "is MMFullyShardedDataParallel's name of wrap_policy; give one of them")
     return {'wrap_policy' if key == 'auto_wrap_policy' else key: value for key, value in cfg.items()}
 

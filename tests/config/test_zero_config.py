@@ -243,3 +243,17 @@ def test_mesh_that_does_not_fill_the_world(replicate, shard, world_size, message
 def test_policies_without_a_name(policy):
     (fault,) = faults_of(wrap_policy=policy)
     assert fault.startswith(f"{PATH}.wrap_policy: got {policy!r}; expected a policy's name")
+
+
+def test_config_for_mmengines_fsdp():
+    """Its policy is taken under its name there; its other arguments are named with what stands for them."""
+    policy = dict(type='size_based_auto_wrap_policy', min_num_params=10)
+    assert read(auto_wrap_policy=policy).wrap_policy == policy
+    faults = Faults()
+    read_zero_config(dict(sharding_strategy='FULL_SHARD', cpu_offload=True, use_orig_params=True), PATH, faults)
+    said = sorted(line.split('; ')[0] for line in faults.lines)
+    names = ('cpu_offload', 'sharding_strategy', 'use_orig_params')
+    assert said == [f'{PATH}.{name}: is an argument of MMFullyShardedDataParallel' for name in names]
+    faults = Faults()
+    read_zero_config(dict(auto_wrap_policy=policy, wrap_policy=policy), PATH, faults)
+    assert len(faults.lines) == 1 and 'give one of them' in faults.lines[0]
