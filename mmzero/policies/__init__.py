@@ -9,11 +9,12 @@ from mmzero.policies.figures import Gathering, PlanFigures, plan_figures, replic
 from mmzero.policies.module_class import ModuleClassPolicy
 from mmzero.policies.module_name import ModuleNamePolicy
 from mmzero.policies.overrides import apply_overrides, resolve_rules
-from mmzero.policies.plan import Unit, UnitRules, WrapPlan, make_plan, with_methods
+from mmzero.policies.plan import WrapPlan, make_plan, with_methods
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.policies.size import SizePolicy
 from mmzero.policies.table import plan_table
 from mmzero.policies.tree import plan_tree
+from mmzero.policies.unit import Unit, UnitRules
 
 __all__ = [
     'AllOf',

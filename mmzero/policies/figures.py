@@ -9,7 +9,8 @@ from math import prod
 
 import torch
 
-from mmzero.policies.plan import Unit, WrapPlan
+from mmzero.policies.plan import WrapPlan
+from mmzero.policies.unit import Unit
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 from mmzero.config import OverrideConfig
 from mmzero.errors import ConfigError, near_names
 from mmzero.policies.patterns import matches_or_holds, without_match
-from mmzero.policies.plan import Unit, WrapPlan
+from mmzero.policies.plan import WrapPlan
+from mmzero.policies.unit import Unit
 
 ROOT = '(root)'
 """How patterns name the root unit, which has no name."""

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from mmzero.policies.figures import PlanFigures, UnitFigures, most_padded, replicated
 from mmzero.policies.groups import alike, common_name
-from mmzero.policies.plan import UnitRules
+from mmzero.policies.unit import UnitRules
 
 WIDTH = 120
 """Columns that a table has at most."""

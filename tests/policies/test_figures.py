@@ -8,7 +8,7 @@ from torch import nn
 
 from mmzero.policies import Gathering, ModuleClassPolicy, make_plan, plan_figures, replicated
 from mmzero.policies.figures import most_padded
-from mmzero.policies.plan import UnitRules
+from mmzero.policies.unit import UnitRules
 
 UNIT = 4 * 64 * 64
 

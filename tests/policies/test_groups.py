@@ -7,7 +7,7 @@ from torch import nn
 
 from mmzero.policies import Gathering, ModuleClassPolicy, plan_figures
 from mmzero.policies.groups import alike, common_name
-from mmzero.policies.plan import UnitRules
+from mmzero.policies.unit import UnitRules
 
 
 @pytest.mark.parametrize(

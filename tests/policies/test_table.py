@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from mmzero.policies import Gathering, ModuleClassPolicy, make_plan, plan_figures, plan_table
-from mmzero.policies.plan import UnitRules
 from mmzero.policies.table import WIDTH
+from mmzero.policies.unit import UnitRules
 
 
 def table_of(plan, shard=1, **gathering):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import nn
 
 from mmzero.policies import Gathering, make_plan, plan_figures, plan_tree
-from mmzero.policies.plan import UnitRules
+from mmzero.policies.unit import UnitRules
 
 
 def tree_of(plan):
