@@ -2,5 +2,5 @@
 _base_ = ['../_base_/dino_swin_tiny_digits.py', '../_base_/zero3.py']
 
 model_wrapper_cfg = dict(
-    auto_wrap_policy=dict(type='size_based_auto_wrap_policy', min_num_params=250_000),
+    auto_wrap_policy=dict(type='size_based_auto_wrap_policy', min_num_params=300_000),
 )
