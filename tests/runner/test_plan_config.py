@@ -177,9 +177,9 @@ def test_the_network_is_there_again_afterwards() -> None:
 
 def test_faults_come_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        plans(model_wrapper_cfg=dict(overides=[], wrap_policy='AutoPolcy'))
+        plans(model_wrapper_cfg=dict(overrides_=[], wrap_policy='AutoPolcy'))
     assert [fault.split(':')[0] for fault in caught.value.faults] == [
-        'model_wrapper_cfg.overides',
+        'model_wrapper_cfg.overrides_',
         'model_wrapper_cfg.wrap_policy',
     ]
 
