@@ -26,9 +26,9 @@ def parse_args() -> argparse.Namespace:
         argparse.Namespace: The arguments.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--quick', action='store_true', help='stage 3 and 60 rounds instead of all stages and 200')
+    parser.add_argument('--quick', action='store_true', help='stage 3 instead of all stages')
     parser.add_argument('--stages', type=int, nargs='+', choices=(1, 2, 3), help='ZeRO stages')
-    parser.add_argument('--rounds', type=positive, help='timed steps of each contestant')
+    parser.add_argument('--rounds', type=positive, help='timed steps of each contestant; default: 200')
     parser.add_argument('--accumulation', type=positive, default=1, help='micro-batches per optimizer step')
     parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='float32', help='of the units')
     parser.add_argument('--batch-size', type=positive, default=4, help='images of a micro-batch on a rank')
@@ -39,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', type=Path, help='a JSON file to write')
     args = parser.parse_args()
     args.stages = args.stages or ([3] if args.quick else [1, 2, 3])
-    args.rounds = args.rounds or (60 if args.quick else 200)
+    args.rounds = args.rounds or 200
     if args.width % 3:
         parser.error(f'--width: expected a multiple of 3, the number of heads; got {args.width}')
     return args
