@@ -2,13 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import nn
 from typing_extensions import override
 
 from mmzero.policies.eligible import has_no_forward, ineligible
-from mmzero.policies.plan import WrapPlan
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.policies.tied import without_tied
 from mmzero.registry import WRAP_POLICIES
@@ -57,15 +55,8 @@ class AutoPolicy(WrapPolicy):
         left = found.passed_over()
         if not kept:
             why = 'no repeated block can be a unit' if left or tied else 'no block is repeated'
-            return Choice((), (f'AutoPolicy: {why}; the whole model is one unit', *left, *tied))
-        return Choice(tuple(kept), (*found.notes(names, kept), *left, *tied))
-
-    @override
-    def __call__(self, model: nn.Module) -> WrapPlan:
-        plan = super().__call__(model)
-        # Other policies take its choice, and may have followed the hint already.
-        hint = _Blocks(model).hint([unit.name for unit in plan.units if unit.name])
-        return replace(plan, notes=(*plan.notes, *hint))
+            return Choice((), (f'AutoPolicy: {why}; the whole model is one unit', *left, *tied), tuple(found.hint([])))
+        return Choice(tuple(kept), (*found.notes(names, kept), *left, *tied), tuple(found.hint(kept)))
 
     @override
     def __str__(self) -> str:

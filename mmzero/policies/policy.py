@@ -17,13 +17,15 @@ class Choice:
     Args:
         units (tuple[str, ...]): Their paths in the model.
         notes (tuple[str, ...]): Why, a line per group of modules; shown with the plan.
+        hints (tuple[str, ...]): What could be chosen besides; shown where no other policy adds to this choice.
     """
 
     units: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ('units', 'notes'):
+        for name in ('units', 'notes', 'hints'):
             value = getattr(self, name)
             if not isinstance(value, (tuple, list)) or not all(isinstance(item, str) for item in value):
                 raise ValueError(f'Choice.{name}: expected a tuple of strings, paths of modules; got {value!r}'[:500])
@@ -69,5 +71,5 @@ class WrapPolicy(ABC):
         found = reaches(model)
         names = [unit.name for unit in plan.units if unit.name]
         plan = with_methods(plan, entered_by(model, found, names))
-        notes = (*choice.notes, *doubts_about(model, found, names))
+        notes = (*choice.notes, *doubts_about(model, found, names), *choice.hints)
         return replace(plan, notes=notes, faults=faults_of(model, found, names))
