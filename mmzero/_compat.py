@@ -118,10 +118,51 @@ def set_reduce_scatter_unused_params(root: FSDPModule) -> None:
     if HAS_REDUCE_SCATTER_UNUSED_PARAMS:
         root.set_reduce_scatter_unused_params(True)
         return
+    _before_reducing(root, _put_zeros)
+
+
+def reduce_in_one_dtype(root: FSDPModule, zeros: bool) -> None:
+    """Let a unit of 16 bit reduce what was accumulated over micro-batches with what the last one alone has used.
+
+    FSDP2 keeps the former in the dtype of the reduction and the latter in 16 bit, and refuses the mixture ("expects
+    uniform gradient dtype"). Remove once it does not.
+
+    Args:
+        root (FSDPModule): The sharded model.
+        zeros (bool): Whether ranks that did not use a parameter reduce zeros for it.
+    """
+    _before_reducing(root, functools.partial(_all_accumulated, zeros))
+
+
+def _before_reducing(root: FSDPModule, prepare: Callable[[list[Any]], None]) -> None:
+    """Call something with the trained parameters of a unit before it reduces their gradients."""
+
+    def post_backward(group: Any, original: Callable[..., None], *unused: Any) -> None:
+        if group.reduce_grads:
+            gathered = [param for param in group.fsdp_params if hasattr(param, '_unsharded_param')]
+            prepare([param for param in gathered if param._unsharded_param.requires_grad])
+        original(*unused)
+
     for module in root.modules():  # type: ignore[attr-defined]
         if isinstance(module, FSDPModule):
             for group in _param_groups(module):
-                group.post_backward = functools.partial(_reduce_with_zeros, group, group.post_backward)
+                group.post_backward = functools.partial(post_backward, group, group.post_backward)
+
+
+def _put_zeros(params: list[Any]) -> None:
+    for param in params:
+        if param._unsharded_param.grad is None and param.unsharded_accumulated_grad is None:
+            param._unsharded_param.grad = torch.zeros_like(param._unsharded_param)
+
+
+def _all_accumulated(zeros: bool, params: list[Any]) -> None:
+    if all(param.unsharded_accumulated_grad is None for param in params):
+        return
+    if zeros:
+        _put_zeros(params)
+    for param in params:
+        if param.unsharded_accumulated_grad is None:
+            param.to_accumulated_grad_if_needed()
 
 
 def _param_groups(module: Any) -> list[Any]:
@@ -151,16 +192,6 @@ def kept_gathered(module: FSDPModule) -> Iterator[None]:
     finally:
         for group, mesh_info in before:
             group.post_forward_mesh_info = mesh_info
-
-
-def _reduce_with_zeros(group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
-    for param in group.fsdp_params if group.reduce_grads else ():
-        whole = getattr(param, '_unsharded_param', None)
-        if whole is None or not whole.requires_grad or param.unsharded_accumulated_grad is not None:
-            continue
-        if whole.grad is None:
-            whole.grad = torch.zeros_like(whole)
-    post_backward(*unused)
 
 
 _post_forward_meshes: Any = WeakIdKeyDictionary()

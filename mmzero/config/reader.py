@@ -152,7 +152,7 @@ def size(value: Any) -> int:
     raise ValueError('allowed: a positive integer, or -1 for the rest of the world')
 
 
-DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 
 def optional_dtype(value: Any) -> torch.dtype | None:
@@ -162,8 +162,6 @@ def optional_dtype(value: Any) -> torch.dtype | None:
     for name, dtype in DTYPES.items():
         if value == dtype or value in (name, f'torch.{name}'):
             return dtype
-    if value in ('float16', 'torch.float16', 'half', torch.float16):
-        raise ValueError("it is not supported yet; use 'bfloat16', which needs no loss scaling")
     raise ValueError(f'expected None or the name of a dtype{near_names(str(value), DTYPES)}')
 
 

@@ -11,26 +11,27 @@ Once:
     :func:`engine_of`. The parameter objects stay for as long as the model; their storage, and with it what ``.data``
     and ``.grad`` show, is the engine's from here on.
  3. ``check_autocast(dtype)`` and ``check_clip(clip)`` refuse what a step could not honour.
- 4. ``bind(optimizer)`` takes the optimizer that was built on those parameters, and returns it. DeepSpeed, which needs
-    model and optimizer together, partitions here. The groups keep their order, and what schedulers write into them (lr,
-    weight_decay, momentum) holds from the next step on. Which tensors their ``params`` list is the engine's business;
-    groups without a trainable parameter may go.
+ 4. ``bind(optimizer, loss_scale)`` takes the optimizer that was built on those parameters, and returns it. DeepSpeed,
+    which needs model and optimizer together, partitions here. The groups keep their order, and what schedulers write
+    into them (lr, weight_decay, momentum) holds from the next step on. Which tensors their ``params`` list is the
+    engine's business; groups without a trainable parameter may go.
 
 Per micro-batch:
 
  5. ``micro_step(is_last)`` announces it.
  6. ``forward(...)`` runs the model.
  7. ``backward(loss)`` averages the gradients over ranks (by ``step`` at the latest) and adds them up over the
-    micro-batches. It scales nothing: MMEngine has divided the loss by their number.
+    micro-batches. It does not divide by their number, which MMEngine has done. In float16 it scales the loss.
 
 Per optimizer step, after the last micro-batch:
 
- 8. ``step(clip)`` completes the gradients, clips them, steps, and returns their norm before clipping. It is one call,
-    since DeepSpeed clips within its step and knows the norm only afterwards.
+ 8. ``step(clip)`` completes the gradients, scales them back, clips them, steps, and returns their norm before clipping.
+    It is one call, since DeepSpeed clips within its step and knows the norm only afterwards. In float16 a step is
+    skipped on every rank where a gradient of any rank overflowed.
  9. ``optimizer.zero_grad()`` is MMEngine's own call on the bound optimizer; after it no gradient is left.
 
 Between steps, collective: ``model_state``, ``optimizer_state`` and their ``load_`` counterparts. The next step starts
-from what was loaded.
+from what was loaded. ``scaler_state`` is the same on every rank and needs no collective.
 """
 
 from abc import ABC, abstractmethod
@@ -44,7 +45,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mmzero.config import ZeroConfig
+from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.state import (
     gather_optimizer,
@@ -196,11 +197,12 @@ class Engine(ABC):
         for param in model.parameters():
             _ENGINES[param] = self
 
-    def bind(self, optimizer: Optimizer) -> Optimizer:
+    def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         """Take the optimizer that was built on the sharded parameters.
 
         Args:
             optimizer (Optimizer): The optimizer.
+            loss_scale (LossScale, optional): How the loss is scaled. Defaults to None: it is not.
 
         Returns:
             Optimizer: The one whose groups schedulers write to from now on.
@@ -304,6 +306,22 @@ class Engine(ABC):
         """
         assert_bound(self)
         scatter_optimizer(self.optimizer, state)  # type: ignore[arg-type]
+
+    def scaler_state(self) -> dict[str, Any]:
+        """The state of the loss scale.
+
+        Returns:
+            dict: ``torch.amp.GradScaler.state_dict()``; empty where the loss is not scaled.
+        """
+        return {}
+
+    def load_scaler_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Go on from a saved loss scale.
+
+        Args:
+            state (dict): As :meth:`scaler_state` gave it, the same on every rank; not used where the loss is not
+                scaled, or has a fixed scale.
+        """
 
 
 def assert_bound(engine: Engine) -> None:

@@ -5,21 +5,52 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from typing_extensions import override
 
+from mmzero.config import LossScale
 from mmzero.engines.base import Clip, Engine, assert_bound
+from mmzero.engines.loss_scaler import LossScaler
 
 
 class ParamGradEngine(Engine):
     """What DDP and FSDP2 have in common: the optimizer steps on the parameters themselves."""
 
+    scaler: LossScaler | None = None
+
+    @override
+    def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
+        if loss_scale is not None:
+            self.scaler = LossScaler(self.device, loss_scale, sharded=self.shards)
+            self.scaler.check(optimizer)
+        return super().bind(optimizer)
+
+    @override
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        super().backward(loss if self.scaler is None else self.scaler.scale(loss), **kwargs)
+
     @override
     def step(self, clip: Clip | None = None, **kwargs: Any) -> Tensor | None:
         assert_bound(self)
         self.finish_gradients()
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         norm = None if clip is None else self._clip(clip)
-        self.optimizer.step(**kwargs)  # type: ignore[union-attr]
+        if self.scaler is None:
+            self.optimizer.step(**kwargs)  # type: ignore[union-attr]
+            return norm
+        self.scaler.step(self.optimizer, **kwargs)  # type: ignore[arg-type]
+        self.scaler.update()
         return norm
+
+    @override
+    def scaler_state(self) -> dict[str, Any]:
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    @override
+    def load_scaler_state(self, state: dict[str, Any]) -> None:
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state)
 
     def _clip(self, clip: Clip) -> Tensor | None:
         groups = self.optimizer.param_groups  # type: ignore[union-attr]

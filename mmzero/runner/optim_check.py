@@ -9,7 +9,7 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHE
 from torch import nn
 from torch.optim import Optimizer
 
-from mmzero.config import Faults
+from mmzero.config import Faults, read_loss_scale
 from mmzero.config.reader import optional_dtype
 from mmzero.errors import near_names
 from mmzero.runner.nodes import Nodes
@@ -96,16 +96,17 @@ def _check_clip_grad(cfg: Any, faults: Faults) -> None:
 
 def _check_loss_scale(cfg: Mapping, faults: Faults) -> None:
     for field in ('loss_scale', 'use_fsdp'):
-        if cfg.get(field) is not None and type_name(cfg.get('type', 'OptimWrapper')) == 'OptimWrapper':
+        plain = type_name(cfg.get('type', 'OptimWrapper')) == 'OptimWrapper' and cfg.get('dtype') is None
+        if cfg.get(field) is not None and plain:
             faults.add(
                 f'optim_wrapper.{field}', "is a field of 'AmpOptimWrapper', and this is 'OptimWrapper'; remove it"
             )
             return
     scale = cfg.get('loss_scale')
-    if isinstance(scale, Mapping):
-        check_fields(torch.amp.GradScaler, scale, 'optim_wrapper.loss_scale', faults)
-    elif scale not in (None, 'dynamic') and not is_number(scale):
-        faults.add('optim_wrapper.loss_scale', f"got {scale!r}; allowed: 'dynamic'")
+    try:
+        read_loss_scale(scale)
+    except ValueError as error:
+        faults.add('optim_wrapper.loss_scale', f'got {scale!r}; {error}')
 
 
 def _constructor(cfg: Mapping, faults: Faults, parts: Nodes) -> Callable | None:

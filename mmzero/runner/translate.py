@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from mmengine.registry import HOOKS
 
 from mmzero.config import Faults
@@ -88,10 +89,15 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
             faults.add(f'optim_wrapper.{field}', f'unknown field{near_names(str(field), OPTIM_FIELDS)}')
     if name == 'AmpOptimWrapper' and cfg.get('dtype') is None:
         cfg['dtype'] = 'bfloat16'
-    _drop_loss_scale(cfg, faults)
+    if not _is_float16(cfg.get('dtype')):
+        _drop_loss_scale(cfg, faults)
     cfg.pop('use_fsdp', None)
     cfg['type'] = 'ZeroOptimWrapper'
     return cfg if scope is None else type(cfg)(cfg, _scope_=scope)
+
+
+def _is_float16(value: Any) -> bool:
+    return _is_dtype(value) and optional_dtype(value) == torch.float16
 
 
 def _drop_loss_scale(cfg: dict, faults: Faults) -> None:
@@ -99,7 +105,8 @@ def _drop_loss_scale(cfg: dict, faults: Faults) -> None:
     if isinstance(scale, (int, float)) and not isinstance(scale, bool):
         faults.add(
             'optim_wrapper.loss_scale',
-            f'got {scale}; a fixed scale is for float16, which is not supported yet; remove it',
+            f'got {scale}; a fixed scale is for float16, and this is {cfg.get("dtype") or "float32"}; remove it, or '
+            "set dtype='float16'",
         )
 
 

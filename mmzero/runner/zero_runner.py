@@ -68,7 +68,7 @@ class ZeroRunner(CheckpointMixin, Runner):
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name == 'default_scope'}
         faults = Faults()
         optim_wrapper = kwargs.get('optim_wrapper')
-        amp = is_amp(optim_wrapper)
+        bfloat16 = optim_wrapper is not None and is_amp(optim_wrapper) and optim_wrapper.get('dtype') is None
         translated = translate_optim_wrapper(optim_wrapper, faults)
         self._given = given = {name: value for name, value in kwargs.items() if value is not None}
         self._wrapper_fields = wrapper_fields({**cfg, **given}, translated)
@@ -88,7 +88,7 @@ class ZeroRunner(CheckpointMixin, Runner):
             super().__init__(model=model, work_dir=work_dir, **kwargs)
         for doubt in doubts:
             self.logger.warning(doubt)
-        if amp:
+        if bfloat16:
             self.logger.info('AmpOptimWrapper becomes ZeroOptimWrapper in bfloat16, which needs no loss scaling')
         self.register_hook(HostMemoryHook())
         self.register_hook(RandomStateHook())

@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mmzero.config import LossScale, read_loss_scale
 from mmzero.config.reader import optional_dtype
 from mmzero.engines import Clip, engine_of
 from mmzero.errors import ConfigError
@@ -24,12 +26,15 @@ class ZeroOptimWrapper(OptimWrapper):
         accumulative_counts (int): Micro-batches per optimizer step. Defaults to 1.
         clip_grad (dict, optional): Arguments of ``torch.nn.utils.clip_grad_norm_``, or with ``type='value'`` of
             ``clip_grad_value_``. Defaults to None.
-        dtype (str or torch.dtype, optional): 'bfloat16' runs the forward under autocast. Defaults to None:
-            float32.
+        dtype (str or torch.dtype, optional): 'bfloat16' or 'float16' runs the forward under autocast. Defaults to
+            None: float32.
+        loss_scale (str or float or dict, optional): How the loss is scaled in float16: 'dynamic', a fixed scale, or
+            arguments of ``torch.amp.GradScaler``. Defaults to None: 'dynamic' in float16, none otherwise.
 
     Raises:
         ConfigError: If the optimizer was not built on the parameters of one ZeroModelWrapper, the dtype is not
-            supported, autocast would run over fp32 units at stage 3, or the engine cannot clip so.
+            supported, autocast would run over fp32 units at stage 3, the engine cannot clip so, or a scale is given
+            for another dtype than float16.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class ZeroOptimWrapper(OptimWrapper):
         accumulative_counts: int = 1,
         clip_grad: dict | None = None,
         dtype: str | torch.dtype | None = None,
+        loss_scale: str | float | dict | None = None,
     ) -> None:
         self.engine = engine_of(param for group in optimizer.param_groups for param in group['params'])
         try:
@@ -45,6 +51,7 @@ class ZeroOptimWrapper(OptimWrapper):
         except ValueError as error:
             raise ConfigError([f'optim_wrapper.dtype: got {dtype!r}; {error}']) from None
         self.engine.check_autocast(self.dtype)
+        scale = _loss_scale(loss_scale, self.dtype)
         if type(self)._clip_grad is not OptimWrapper._clip_grad:
             raise ConfigError(
                 [
@@ -56,7 +63,7 @@ class ZeroOptimWrapper(OptimWrapper):
         clip_grad = None if clip_grad is None else dict(clip_grad)
         super().__init__(optimizer, accumulative_counts, clip_grad)
         self.engine.check_clip(self._clip())
-        self.optimizer = self.engine.bind(optimizer)
+        self.optimizer = self.engine.bind(optimizer, scale)
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
@@ -79,14 +86,14 @@ class ZeroOptimWrapper(OptimWrapper):
         """Run backward.
 
         Args:
-            loss (Tensor): The loss, scaled for accumulation.
+            loss (Tensor): The loss, divided by the number of micro-batches.
             **kwargs: As ``torch.Tensor.backward``.
         """
         self.engine.backward(loss, **kwargs)
         self._inner_count += 1
 
     def step(self, **kwargs: Any) -> None:
-        """Clip the gradients and step the optimizer.
+        """Clip the gradients and step the optimizer; in float16 nothing moves where a gradient of any rank overflowed.
 
         Args:
             **kwargs: As ``torch.optim.Optimizer.step``.
@@ -105,11 +112,15 @@ class ZeroOptimWrapper(OptimWrapper):
         """Gather the optimizer's state. Collective.
 
         Returns:
-            dict: On rank 0 the state of the unsharded optimizer, as MMEngine saves it; empty on other ranks.
+            dict: On rank 0 the state of the unsharded optimizer and of the loss scale, as MMEngine saves them; empty
+                on other ranks.
         """
         state = self.engine.optimizer_state()
         if state and self.base_param_settings is not None:
             state['base_param_settings'] = self.base_param_settings
+        scaler = self.engine.scaler_state()
+        if state and scaler:
+            state['loss_scaler'] = scaler
         return state
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -122,4 +133,26 @@ class ZeroOptimWrapper(OptimWrapper):
         settings = state.pop('base_param_settings', None)
         if settings is not None:
             self.base_param_settings = settings
+        # Other ranks may have been given nothing.
+        scaler = [state.pop('loss_scaler', None)]
         self.engine.load_optimizer_state(state)
+        dist.broadcast_object_list(scaler, src=0)
+        if scaler[0]:
+            self.engine.load_scaler_state(scaler[0])
+
+
+def _loss_scale(given: Any, dtype: torch.dtype | None) -> LossScale | None:
+    """The scale of float16; None for other dtypes."""
+    if dtype != torch.float16:
+        if given is not None:
+            raise ConfigError(
+                [
+                    f'optim_wrapper.loss_scale: got {given!r} for {dtype or "float32"}, which needs none; '
+                    "remove it, or set dtype='float16'"
+                ]
+            )
+        return None
+    try:
+        return read_loss_scale(given)
+    except ValueError as error:
+        raise ConfigError([f'optim_wrapper.loss_scale: got {given!r}; {error}']) from None

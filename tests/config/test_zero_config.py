@@ -76,11 +76,7 @@ def test_all_faults_in_one_error():
         (dict(precision=dict(keep_fp32=['a']), stage=0), 'precision.keep_fp32: needs stage 1, 2 or 3; under DDP all'),
         (dict(precision=dict(param_dtype=16)), 'precision.param_dtype: got 16; expected None or'),
         (dict(precision=dict(reduce_dtype='bfloat')), "did you mean 'bfloat16' or"),
-        (
-            dict(precision=dict(param_dtype='float16')),
-            "it is not supported yet; use 'bfloat16'",
-        ),
-        (dict(precision=dict(param_dtype=torch.float16)), "use 'bfloat16'"),
+        (dict(precision=dict(param_dtype=torch.float64)), 'precision.param_dtype: got torch.float64; expected None or'),
         (
             dict(activation_checkpointing=[1]),
             'activation_checkpointing: got [1]; expected a list of',

@@ -209,26 +209,32 @@ def faults(found: dict[Cell, dict[str, float]]) -> list[str]:
 HALF_BOUND = 1.5
 
 
-def half_on_rank(cells: Sequence[Cell], seeds: int) -> list[dict[str, float]]:
-    """Runs on every rank: distances to fp32 DDP of DDP under autocast, then of each cell in bf16, summed over seeds."""
+def half_on_rank(cells: Sequence[Cell], dtype: str, seeds: int) -> list[dict[str, float]]:
+    """Runs on every rank: distances to fp32 DDP of DDP under autocast, then of each cell, summed over seeds."""
     sums: dict[Cell | None, Counter] = defaultdict(Counter)
-    optim = dict(dtype='bfloat16')
+    optim: dict[str, Any] = dict(dtype=dtype)
+    if dtype == 'float16':
+        # torch's first scale skips the first steps of some.
+        optim['loss_scale'] = dict(init_scale=2.0**8)
     for seed in range(seeds):
         exact = cells[0].reference.run(seed=seed)
         sums[None].update(distance(cells[0].reference.run(seed=seed, optim=optim), exact))
         for cell in cells:
-            found = cell.run(seed=seed, optim=optim, wrapper=dict(precision=dict(param_dtype='bfloat16')))
+            found = cell.run(seed=seed, optim=optim, wrapper=dict(precision=dict(param_dtype=dtype)))
             sums[cell].update(distance(found, exact))
     return [dict(sums[cell]) for cell in (None, *cells)]
 
 
-def half_precision(world_size: int, model: str, settings: Sequence[str], seeds: int = 5) -> dict[Cell, dict]:
-    """Compare bf16 with what DDP under autocast does.
+def half_precision(
+    world_size: int, model: str, settings: Sequence[str], dtype: str = 'bfloat16', seeds: int = 5
+) -> dict[Cell, dict]:
+    """Compare 16 bit with what DDP under autocast does.
 
     Args:
         world_size (int): Number of ranks.
         model (str): A key of MODELS.
         settings (Sequence[str]): Keys of SETTINGS or HSDP.
+        dtype (str): 'bfloat16', or 'float16' with a scaled loss. Defaults to 'bfloat16'.
         seeds (int): Runs of each. Defaults to 5.
 
     Returns:
@@ -236,7 +242,7 @@ def half_precision(world_size: int, model: str, settings: Sequence[str], seeds: 
             own losses alone, and single ones come as near as chance has it.
     """
     cells = [Cell(setting, 'blocks', 1, 'norm', 'adamw', model) for setting in settings]
-    ranks = run_ranks(world_size, half_on_rank, cells, seeds)
+    ranks = run_ranks(world_size, half_on_rank, cells, dtype, seeds)
     by_hand, *found = (
         {what: sum(rank[i][what] for rank in ranks) for what in ranks[0][i]} for i in range(len(ranks[0]))
     )
@@ -244,6 +250,12 @@ def half_precision(world_size: int, model: str, settings: Sequence[str], seeds: 
         cell: {what: total / by_hand[what] for what, total in sums.items()}
         for cell, sums in zip(cells, found, strict=True)
     }
+
+
+def half_row(cell: Cell, world_size: int, dtype: str) -> tuple[str, ...]:
+    """What identifies a cell of 16 bit in a table."""
+    model, ranks, setting, units = cell.row(world_size)
+    return (model, ranks, f'{setting}, {dtype}', units)
 
 
 def _shown(value: float) -> str:
@@ -276,7 +288,7 @@ def report() -> str:
     parts = []
     for title, rows in (
         ('Largest distance from stock DDP, fp32', MEASURED),
-        ('bf16: distance from fp32 DDP over that of DDP under autocast, mean of 5 seeds', MEASURED_HALF),
+        ('16 bit: distance from fp32 DDP over that of DDP under autocast, mean of 5 seeds', MEASURED_HALF),
     ):
         if rows:
             parts.append(f'{title}\n\n{table(sorted(rows, key=lambda row: row[0]), HEADS)}')
@@ -290,9 +302,9 @@ def main() -> None:
         # A cell of DINO takes as long as twenty of the others.
         found = distances(world_size, covering(cells) if model == 'dino' else cells)
         MEASURED.extend((cell.row(world_size), values) for cell, values in found.items())
-    for model, world_size in itertools.product(('vit', 'decoder', 'dino'), (2, 4)):
-        half = half_precision(world_size, model, [*SETTINGS, *(HSDP if world_size == 4 else ())])
-        MEASURED_HALF.extend((cell.row(world_size), values) for cell, values in half.items())
+    for model, world_size, dtype in itertools.product(('vit', 'decoder', 'dino'), (2, 4), ('bfloat16', 'float16')):
+        half = half_precision(world_size, model, [*SETTINGS, *(HSDP if world_size == 4 else ())], dtype)
+        MEASURED_HALF.extend((half_row(cell, world_size, dtype), values) for cell, values in half.items())
     print(report())
 
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.distributed
 
 NEEDS_NATIVE = pytest.mark.skipif(not _compat.HAS_REDUCE_SCATTER_UNUSED_PARAMS, reason='torch >= 2.13')
 SMALL = ('vit', 'decoder', 'toy')
+DTYPES = ('bfloat16', 'float16')
 
 
 def check(world_size: int, cells: list[Cell]) -> None:
@@ -46,22 +47,24 @@ def test_dino(world_size: int) -> None:
     check(world_size, covering(all_cells('dino', world_size)))
 
 
-def check_half(world_size: int, model: str, settings: list[str], seeds: int = 5) -> None:
-    found = half_precision(world_size, model, settings, seeds)
-    parity.MEASURED_HALF += [(cell.row(world_size), values) for cell, values in found.items()]
+def check_half(world_size: int, model: str, settings: list[str], dtype: str) -> None:
+    found = half_precision(world_size, model, settings, dtype)
+    parity.MEASURED_HALF += [(parity.half_row(cell, world_size, dtype), values) for cell, values in found.items()]
     for cell, values in found.items():
         assert max(values.values()) <= parity.HALF_BOUND, (cell, values)
 
 
-def test_bf16_stays_as_close_to_fp32_as_ddp_does() -> None:
-    check_half(2, 'vit', ['stage 1', 'stage 3'])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_16_bit_stays_as_close_to_fp32_as_ddp_does(dtype: str) -> None:
+    check_half(2, 'vit', ['stage 1', 'stage 3'], dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('model', ['vit', 'decoder', 'dino'])
 @pytest.mark.parametrize('world_size', [1, 2, 4])
-def test_bf16_at_every_setting(world_size: int, model: str) -> None:
-    check_half(world_size, model, [*parity.SETTINGS, *(parity.HSDP if world_size == 4 else ())])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_16_bit_at_every_setting(world_size: int, model: str, dtype: str) -> None:
+    check_half(world_size, model, [*parity.SETTINGS, *(parity.HSDP if world_size == 4 else ())], dtype)
 
 
 def rank_dependent(native: bool) -> list[str]:

@@ -41,9 +41,22 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 class AutocastOptimWrapper(OptimWrapper):
     """What a user writes by hand for 16 bit under DDP, since AmpOptimWrapper wants a GPU."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, dtype: str, **kwargs: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, dtype: str, loss_scale: dict | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(optimizer, **kwargs)
         self.dtype = getattr(torch, dtype)
+        self.scaler = torch.amp.GradScaler(this_device().type, enabled=dtype == 'float16', **(loss_scale or {}))
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        super().backward(self.scaler.scale(loss), **kwargs)
+
+    def step(self, **kwargs: Any) -> None:
+        self.scaler.unscale_(self.optimizer)
+        if self.clip_grad_kwargs:
+            self._clip_grad()
+        self.scaler.step(self.optimizer, **kwargs)
+        self.scaler.update()
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:

@@ -153,11 +153,11 @@ def test_units_that_the_engine_refuses() -> None:
 
 
 def test_what_is_not_in_the_plan_is_said() -> None:
-    optim = dict(type='AmpOptimWrapper', optimizer=dict(type='SGD', lr=0.1), dtype='float16')
+    optim = dict(type='AmpOptimWrapper', optimizer=dict(type='SGD', lr=0.1), dtype='float8')
     _, (report,), remarks = plans(model_wrapper_cfg=dict(type='MMFullyShardedDataParallel'), optim_wrapper=optim)
     assert report.stage == 3 and report.figures.gathering.param_dtype is None
     assert 'toy.py: model_wrapper_cfg is of MMFullyShardedDataParallel: planned with the defaults' in remarks[0]
-    assert "toy.py: optim_wrapper.dtype: got 'float16'" in remarks[1]
+    assert "toy.py: optim_wrapper.dtype: got 'float8'" in remarks[1]
 
 
 def test_nothing_is_downloaded() -> None:

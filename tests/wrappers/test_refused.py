@@ -1,5 +1,7 @@
 """What the pair refuses, and that it says what to write instead."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,8 +67,28 @@ def test_autocast_over_fp32_units_is_refused_at_stage_3(wrap, optim_of):
 
 
 def test_dtype_that_is_not_supported(wrap, optim_of):
-    with pytest.raises(ConfigError, match='optim_wrapper.dtype: got .float16.; it is not supp'):
-        optim_of(wrap(), dtype='float16')
+    with pytest.raises(ConfigError, match='optim_wrapper.dtype: got .float6.; expected None or'):
+        optim_of(wrap(), dtype='float6')
+
+
+@pytest.mark.parametrize(
+    'dtype, scale, wanted',
+    [
+        (None, 512.0, 'loss_scale: got 512.0 for float32, which needs none; remove it'),
+        ('bfloat16', 'dynamic', "loss_scale: got 'dynamic' for torch.bfloat16, which needs none"),
+        ('float16', 'dynamik', "loss_scale: got 'dynamik'; allowed: 'dynamic', a number above 0, or a dict"),
+        ('float16', 0, 'loss_scale: got 0; allowed'),
+        ('float16', True, 'loss_scale: got True; allowed'),
+        ('float16', dict(init_scal=1.0), "'init_scal' is unknown; did you mean 'init_scale'?"),
+        ('float16', dict(growth_factor=1.0), 'growth_factor=1.0; expected a number above 1'),
+        ('float16', dict(backoff_factor=1.5), 'backoff_factor=1.5; expected a number between 0 and 1'),
+        ('float16', dict(growth_interval=2.5), 'growth_interval=2.5; expected an integer of 1 or more'),
+        ('float16', dict(init_scale='big'), "init_scale='big'; expected a number above 0"),
+    ],
+)
+def test_scale_that_does_not_fit(wrap, optim_of, dtype, scale, wanted):
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        optim_of(wrap(stage=2), dtype=dtype, loss_scale=scale)
 
 
 def test_faults_come_together(wrap):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from mmzero.config import ZeroConfig
+from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.base import Clip, Engine, assert_bound
 from mmzero.engines.deepspeed.ds_config import ds_config
 from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank
@@ -67,7 +67,7 @@ class DeepSpeedEngine(Engine):
         check_clip(clip)
 
     @override
-    def bind(self, optimizer: Optimizer) -> Optimizer:
+    def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         model = self._model()
         for group in optimizer.param_groups:
             # DeepSpeed drops empty groups by itself, and fails on one whose parameters are all frozen.

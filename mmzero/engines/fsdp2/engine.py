@@ -11,7 +11,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from mmzero._compat import set_reduce_scatter_unused_params
+from mmzero._compat import reduce_in_one_dtype, set_reduce_scatter_unused_params
+from mmzero.config import LossScale
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
 from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
@@ -91,6 +92,8 @@ class FSDP2Engine(ParamGradEngine):
             teach_autocast_norms()
         self.replicated = ReplicatedParameters(whole)
         self.unused = self._unused(plan)
+        if self.reduced and not self.rules.sync_every_micro_step:
+            reduce_in_one_dtype(self.root, zeros=self.unused is not None)
         for unit in plan.units:
             watch = self.unused.watchers[unit.name] if self.unused is not None else None
             enter_by_methods(model.get_submodule(unit.name), unit.methods, watch)
@@ -140,9 +143,9 @@ class FSDP2Engine(ParamGradEngine):
             )
 
     @override
-    def bind(self, optimizer: Optimizer) -> Optimizer:
+    def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         separate_kinds(optimizer)
-        return super().bind(optimizer)
+        return super().bind(optimizer, loss_scale)
 
     @override
     def clip_value(self, params: list[nn.Parameter], **kwargs: Any) -> None:
