@@ -172,6 +172,29 @@ def _param_groups(module: Any) -> list[Any]:
     return [group for group in [state._fsdp_param_group] if group is not None] if groups is None else groups
 
 
+# FSDP2's own names for what a unit communicates in.
+_PHASES = dict(pre_forward='forward', pre_backward='backward', post_backward='reduction')
+
+
+def before_phases(module: FSDPModule, call: Callable[[str], None]) -> None:
+    """Call something before a unit gathers or reduces.
+
+    Hooks of modules do not see all of backward, and those on tensors cost more. Remove once FSDP2 has hooks of its own.
+
+    Args:
+        module (FSDPModule): The unit.
+        call (Callable[[str], None]): Is given 'forward', 'backward' or 'reduction'.
+    """
+
+    def run(phase: str, original: Callable[..., Any], *args: Any) -> Any:
+        call(phase)
+        return original(*args)
+
+    for group in _param_groups(module):
+        for name, phase in _PHASES.items():
+            setattr(group, name, functools.partial(run, phase, getattr(group, name)))
+
+
 @contextmanager
 def kept_gathered(module: FSDPModule) -> Iterator[None]:
     """Keep a unit gathered over forwards of it.

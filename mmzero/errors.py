@@ -30,6 +30,10 @@ class PlanError(ZeroError):
     """A wrap plan that does not fit the model."""
 
 
+class RanksPartedError(ZeroError):
+    """Ranks that have come to different places, and would wait for each other."""
+
+
 class CheckpointError(ZeroError):
     """A checkpoint that is missing, damaged, or does not fit the model."""
 

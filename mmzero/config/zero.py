@@ -113,6 +113,13 @@ def optional_path(value: Any) -> str | None:
     raise ValueError("expected None or a path, such as '/local_nvme'")
 
 
+def optional_seconds(value: Any) -> float | None:
+    """A reader for a time or None."""
+    if value is None or isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < float('inf'):
+        return value
+    raise ValueError('expected None or a number of seconds, 1 or more')
+
+
 @dataclass(frozen=True)
 class OffloadConfig:
     """What leaves the GPU between its uses. Only None is supported yet.
@@ -147,6 +154,8 @@ class ZeroConfig:
         broadcast_buffers (bool): As DDP's argument, stage 0 only; other stages refuse it. Defaults to False,
             as MMEngine sets it.
         static_graph (bool, optional): DDP's own argument, stage 0 only. Defaults to None.
+        watch (float, optional): Seconds after which ranks that wait for each other at different places end, with an
+            error that names the places; None: they wait for the process group's timeout. Defaults to 60.
     """
 
     # Fields that later versions bring: named, so that nobody takes them for a spelling mistake.
@@ -163,6 +172,7 @@ class ZeroConfig:
     find_unused_parameters: bool = option(False, flag)
     broadcast_buffers: bool = option(False, flag)
     static_graph: bool | None = option(None, optional_flag)
+    watch: float | None = option(60.0, optional_seconds)
 
 
 def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:

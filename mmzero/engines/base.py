@@ -110,6 +110,9 @@ class Engine(ABC):
     shards = True
     """Whether parameters become shards, so that no rank holds the model."""
 
+    waits_in_backward = False
+    """Whether ranks wait for each other inside of autograd's engine, where no stack shows it."""
+
     def __init__(self, config: ZeroConfig, device: torch.device) -> None:
         self.config = config
         self.device = device

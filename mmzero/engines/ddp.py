@@ -28,6 +28,7 @@ class DDPEngine(ParamGradEngine):
     """Engine of stage 0."""
 
     shards = False
+    waits_in_backward = True
 
     @override
     def gathering(self, world_size: int) -> Gathering:

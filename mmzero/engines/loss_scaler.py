@@ -83,6 +83,7 @@ def _local(param: Tensor) -> Tensor:
     """This rank's part of a parameter, with its part of the gradient."""
     if not isinstance(param, DTensor):
         return param
+    grad: Any = param.grad
     local = param.detach().to_local()
-    local.grad = param.grad.to_local()  # type: ignore[union-attr, attr-defined]
+    local.grad = grad.to_local()
     return local

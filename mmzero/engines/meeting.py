@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from mmzero._compat import default_store, group_timeout
+from mmzero.engines.watch import HERE
 from mmzero.errors import CheckpointError
 
 # How long to wait before asking where the others are; ranks are rarely further apart.
@@ -66,6 +67,7 @@ def meet(what: str) -> None:
     """
     if _alone():
         return
+    HERE.come_to(f'the meeting of all ranks to {what}')
     store, number = default_store(), _here.meetings + 1
     key = f'mmzero/meeting/{number}/{what}'
     _leave_word(number, what, waits=True)

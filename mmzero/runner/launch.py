@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from mmzero.engines import LAUNCHERS
+from mmzero.engines.watch import leave_quietly, record_for_launcher, stop_watch, tell_others, watched
 from mmzero.errors import ZeroError
 
 RANK_VARIABLES = tuple(names[0] for ways in LAUNCHERS.values() for names in ways)
@@ -42,18 +43,32 @@ def run_tool(main: Callable[[], None]) -> None:
     try:
         main()
     except ZeroError as error:
-        if _rank() > 0:
-            # Ranks mostly fail alike, and the launcher ends all when one has gone: let rank 0 speak first.
-            time.sleep(PATIENCE_SECONDS)
+        _let_others_speak(error)
+        record_for_launcher(error)
         print(f'error: {error}', file=sys.stderr)
         _leave(2)
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         _leave(130)
-    except Exception:
+    except Exception as error:
+        more = tell_others(error)
+        if more is None:
+            leave_quietly()
+        record_for_launcher(error)
         traceback.print_exc()
+        if more:
+            print(more, file=sys.stderr)
         _leave(1)
     _end()
+
+
+def _let_others_speak(error: ZeroError) -> None:
+    """Ranks mostly fail alike, and the launcher ends all when one has gone: one of them speaks."""
+    if not watched():
+        if _rank() > 0:
+            time.sleep(PATIENCE_SECONDS)
+    elif tell_others(error) is None:
+        leave_quietly()
 
 
 def _launched() -> bool:
@@ -73,6 +88,7 @@ def _rank() -> int:
 def _end() -> None:
     if not dist.is_initialized():
         return
+    stop_watch()
     dist.destroy_process_group()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,7 +1,9 @@
 """The model wrapper."""
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from mmzero.checkpoint import clean_names, fitting_names
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, plan_units, started
+from mmzero.engines.watch import HERE, start_watch
 from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
 from mmzero.planner import plan_report
@@ -60,8 +63,10 @@ class ZeroModelWrapper(nn.Module):
             raise
         self._announce()
         self.engine.shard(module, self.plan)
+        start_watch(self.config.watch, self.engine.waits_in_backward)
         accept_whole_tensors(module)
         self.module: Any = module
+        self._steps: Counter[str] = Counter()
         for child in module.modules():
             if isinstance(child, BaseDataPreprocessor):
                 # Tells it where to put batches; its buffers are there already.
@@ -107,14 +112,23 @@ class ZeroModelWrapper(nn.Module):
                 ]
             )
         started('its next train_step')
-        with self.engine.watching('train') as check:
-            with optim_wrapper.optim_context(self):
-                data = self.module.data_preprocessor(data, True)
-                losses = BaseModel._run_forward(self, data, mode='loss')
-            parsed, log_vars = self.module.parse_losses(losses)
-            check(parsed)
-        optim_wrapper.update_params(parsed)
-        return log_vars
+        with self._doing('train_step'):
+            with self.engine.watching('train') as check:
+                with optim_wrapper.optim_context(self):
+                    data = self.module.data_preprocessor(data, True)
+                    losses = BaseModel._run_forward(self, data, mode='loss')
+                parsed, log_vars = self.module.parse_losses(losses)
+                check(parsed)
+            optim_wrapper.update_params(parsed)
+            return log_vars
+
+    @contextmanager
+    def _doing(self, step: str) -> Iterator[None]:
+        """Note for the watch which step of its kind this is."""
+        self._steps[step] += 1
+        HERE.note(f'in {step} {self._steps[step]}')
+        yield
+        HERE.note(f'after {step} {self._steps[step]}')
 
     def val_step(self, data: Any) -> list:
         """Predict on a batch.
@@ -125,7 +139,7 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``val_step``.
         """
-        with self.engine.watching('val'), self.engine.reduced_precision():
+        with self._doing('val_step'), self.engine.watching('val'), self.engine.reduced_precision():
             return self.module.val_step(data)
 
     def test_step(self, data: Any) -> list:
@@ -137,7 +151,7 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``test_step``.
         """
-        with self.engine.watching('test'), self.engine.reduced_precision():
+        with self._doing('test_step'), self.engine.watching('test'), self.engine.reduced_precision():
             return self.module.test_step(data)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

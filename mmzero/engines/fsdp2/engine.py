@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from mmzero._compat import reduce_in_one_dtype, set_reduce_scatter_unused_params
+from mmzero._compat import before_phases, reduce_in_one_dtype, set_reduce_scatter_unused_params
 from mmzero.config import LossScale
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
@@ -33,6 +34,7 @@ from mmzero.engines.materialize import (
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
+from mmzero.engines.watch import HERE
 from mmzero.errors import ConfigError, PlanError
 from mmzero.policies import Gathering, WrapPlan
 
@@ -98,7 +100,13 @@ class FSDP2Engine(ParamGradEngine):
             watch = self.unused.watchers[unit.name] if self.unused is not None else None
             enter_by_methods(model.get_submodule(unit.name), unit.methods, watch)
         self.first_iterations = FirstIterations(model, plan)
+        self._note_places(model, plan)
         self.adopt(model)
+
+    def _note_places(self, model: nn.Module, plan: WrapPlan) -> None:
+        for unit in plan.units:
+            module: Any = model.get_submodule(unit.name)
+            before_phases(module, partial(_come_to, f'of the unit {unit.name or "(root)"} ({unit.class_name})'))
 
     def _unused(self, plan: WrapPlan) -> UnusedParameters | None:
         if not self.config.find_unused_parameters:
@@ -175,3 +183,7 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def reduced_precision(self) -> AbstractContextManager:
         return units_alone_in(self.reduced, self.device.type) if self.reduced else nullcontext()
+
+
+def _come_to(unit: str, phase: str) -> None:
+    HERE.come_to(f'the {phase} {unit}')

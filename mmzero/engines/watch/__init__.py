@@ -1,0 +1,21 @@
+"""Ranks that part ways end within seconds, and say where they stand."""
+
+from mmzero.engines.watch.places import HERE
+from mmzero.engines.watch.watcher import (
+    leave_quietly,
+    record_for_launcher,
+    start_watch,
+    stop_watch,
+    tell_others,
+    watched,
+)
+
+__all__ = [
+    'HERE',
+    'leave_quietly',
+    'record_for_launcher',
+    'start_watch',
+    'stop_watch',
+    'tell_others',
+    'watched',
+]

@@ -1,0 +1,330 @@
+"""The thread that watches whether ranks part ways.
+
+[Note: the watch]
+A rank that waits for one that will never come sits in a collective, where no Python code of its main thread runs and no
+error can be raised. So a thread of each rank looks now and then where its main thread is (see
+:mod:`mmzero.engines.watch.places`). While that moves on, it leaves a sign of life at the process group's store, one
+message per look. Once it has waited for others for the limit, the thread reads where they are, and where they have
+parted ways it prints one error, the same on every rank, and ends the process. An error that a rank ends with is left at
+the store as well, so that the others, which would wait for it, end, too.
+
+torch's flight recorder records collectives by number and size; which unit they belong to is only known here.
+"""
+
+import atexit
+import faulthandler
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import cache
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch.distributed import Store
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from mmzero._compat import default_store
+from mmzero.engines.watch.board import Board
+from mmzero.engines.watch.places import HERE
+from mmzero.engines.watch.reports import Report, gone, parted
+from mmzero.engines.watch.stacks import in_backward, main_frames, shown, waits_for_others
+from mmzero.errors import RanksPartedError, ZeroError
+
+LOOKS_PER_LIMIT = 10
+LONGEST_PAUSE_SECONDS = 1.0
+# The launcher ends all ranks as soon as one has gone: until then, what others have to say comes to the screen.
+FAREWELL_SECONDS = 3.0
+EXIT_CODE = 1
+
+_CONNECTION = ('gloo', 'nccl', 'connection', 'peer')
+# For the life of the process: keys are new also to the next watch.
+_boards = itertools.count()
+_FAULT = 'mmzero/watch/fault'
+_READ = 'mmzero/watch/read'
+
+
+class Watch:
+    """Watches this rank for the others; one for a process group.
+
+    Args:
+        limit (float): For how long a rank has to wait for others until it is asked where they are, in seconds.
+        waits_in_backward (bool): Whether all waiting for others in backward is autograd's own, as under DDP.
+    """
+
+    def __init__(self, limit: float, waits_in_backward: bool) -> None:
+        self.limit = limit
+        self.waits_in_backward = waits_in_backward
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        # The main thread may sit in the store's own connection.
+        self.store: Store = default_store().clone()  # type: ignore[attr-defined]
+        self.host, self.pid = socket.gethostname(), os.getpid()
+        self._moves: Any = None
+        self._since: float | None = None
+        self._stop = threading.Event()
+        self._told = False
+        self._leave_report(Report(self.rank, 0, [], HERE.doing, 0, '', self.host, self.pid))
+        self.board = self._open_board()
+        HERE.start_on(self.board)
+        self._thread = threading.Thread(target=self._run, name='mmzero watch', daemon=True)
+        self._thread.start()
+
+    def _open_board(self) -> Board:
+        """The ranks of this host see each other's places. Collective."""
+        board, key = Board(self.rank), f'mmzero/watch/board/{next(_boards)}'
+        self.store.set(f'{key}/{self.rank}', str(board.path))
+        board.open([self.store.get(f'{key}/{rank}').decode() for rank in range(self.size)])
+        self.store.add(f'{key}/open', 1)
+        while self.store.add(f'{key}/open', 0) < self.size:
+            time.sleep(0.005)
+        board.remove_file()
+        return board
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks."""
+        return min(self.limit / LOOKS_PER_LIMIT, LONGEST_PAUSE_SECONDS)
+
+    def stop(self) -> None:
+        """End the thread; the process group may go then."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def tell(self, error: BaseException) -> str | None:
+        """Leave word that this rank ends with an error, so that the others do not wait for it.
+
+        Args:
+            error (BaseException): The error.
+
+        Returns:
+            str or None: What this rank has to say below its error, mostly nothing; None where another rank has
+                failed before, and says why.
+        """
+        self.stop()
+        if self._told:
+            return ''
+        self._told = True
+        all_say = isinstance(error, RanksPartedError)
+        text = f'all {error}' if all_say else f'{self.rank} {type(error).__name__}: {error}'
+        try:
+            lost = '' if isinstance(error, ZeroError) else self._lost(str(error))
+            found = self.store.compare_set(_FAULT, '', text).decode()
+            if found == text and all_say:
+                self._wait_for_readers()
+        except RuntimeError:
+            # Whoever keeps the store is gone.
+            return ''
+        return lost if found == text else None
+
+    def _lost(self, error: str) -> str:
+        """Say which rank a broken connection was to, where it left no word."""
+        start = time.monotonic()
+        while any(word in error.lower() for word in _CONNECTION) and time.monotonic() - start < FAREWELL_SECONDS:
+            if self.store.check([_FAULT]):
+                break
+            for report in self._reports():
+                if report.gone:
+                    return f'error: {gone(report, self._last_place(report))}'
+            time.sleep(0.1)
+        return ''
+
+    def _last_place(self, report: Report) -> str:
+        """Where a rank was, also what it had no time to report."""
+        page = self.board.pages.get(report.rank)
+        place, doing = ('', '') if page is None else page.last()
+        return f'{place or "no unit yet"}, {doing}' if doing else report.at()
+
+    def _run(self) -> None:
+        store_is_there = True
+        while not self._stop.wait(self.pause) and dist.is_initialized():
+            report = self._look()
+            try:
+                if store_is_there:
+                    self._compare(report)
+            except RuntimeError:
+                # Who keeps it, mostly rank 0, has ended, and with it the run; what this rank does alone may go on.
+                store_is_there = False
+            if not store_is_there and report.waiting >= self.limit:
+                self._end(f'rank {self.rank} waits at {report.at()}, and whoever keeps the store (rank 0) is gone')
+
+    def _look(self) -> Report:
+        moves, frames = HERE.moves(), main_frames()
+        waits = waits_for_others(frames) or (self.waits_in_backward and in_backward(frames))
+        now = time.monotonic()
+        if moves != self._moves or not waits:
+            self._moves, self._since = moves, now if waits else None
+        waiting = 0.0 if self._since is None else now - self._since
+        stack = shown(frames) if waiting >= self.limit else ''
+        return Report(self.rank, moves[0], HERE.last(), HERE.doing, waiting, stack, self.host, self.pid)
+
+    def _compare(self, report: Report) -> None:
+        if self.store.check([_FAULT]):
+            self._end_with_others()
+        self._leave_report(report)
+        if report.waiting >= self.limit:
+            fault = parted(self._reports(), self.limit)
+            if fault is not None and HERE.moves() == self._moves:
+                self._end_all(fault)
+
+    def _leave_report(self, report: Report) -> None:
+        # What others compare is needed only once somebody waits.
+        if report.waiting < self.limit / 2:
+            report = replace(report, last=report.last[-1:])
+        self.store.set(_key(report.rank), report.text())
+
+    def _reports(self) -> list[Report]:
+        reports = [Report.read(text) for text in self.store.multi_get([_key(rank) for rank in range(self.size)])]
+        return [replace(report, gone=report.host == self.host and not _alive(report.pid)) for report in reports]
+
+    def _end_all(self, fault: str) -> None:
+        found = self.store.compare_set(_FAULT, '', f'all {fault}').decode()
+        if not found.startswith('all '):
+            self._end_with_others()
+        self._end(found.removeprefix('all '), wait_for_others=True)
+
+    def _end_with_others(self) -> None:
+        """End with the fault that another rank has left word of."""
+        text = self.store.get(_FAULT).decode()
+        self.store.add(_READ, 1)
+        who, _, fault = text.partition(' ')
+        if who == 'all':
+            # Rank 0 mostly keeps the store, which the others still read.
+            self._end(fault, wait_for_others=self.rank == 0)
+        leave_quietly()
+
+    def _end(self, fault: str, wait_for_others: bool = False) -> None:
+        print(f'error: {fault}', file=sys.stderr, flush=True)
+        record_for_launcher(RanksPartedError(fault))
+        if wait_for_others:
+            self._wait_for_readers()
+        _leave()
+
+    def _wait_for_readers(self) -> None:
+        start = time.monotonic()
+        while self.store.add(_READ, 0) < self.size - 1 and time.monotonic() - start < FAREWELL_SECONDS:
+            time.sleep(0.05)
+        if self.rank == 0:
+            time.sleep(0.2)
+
+
+def _key(rank: int) -> str:
+    return f'mmzero/watch/report/{rank}'
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _zombie(pid)
+
+
+def _zombie(pid: int) -> bool:
+    """Whether a process has ended and waits to be asked for its exit code."""
+    try:
+        with open(f'/proc/{pid}/stat') as stat:
+            return stat.read().rpartition(')')[2].split()[0] in 'ZX'
+    except (OSError, IndexError):
+        return False
+
+
+def record_for_launcher(error: BaseException) -> None:
+    """Let torchrun show an error in the summary that it ends with, instead of an exit code alone.
+
+    Args:
+        error (BaseException): The error that this process ends with.
+    """
+    if dist.is_torchelastic_launched():
+        get_error_handler().record_exception(error)
+
+
+def leave_quietly() -> NoReturn:
+    """End this process, since another rank has failed and says itself why: nothing should stand below that."""
+    time.sleep(FAREWELL_SECONDS)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_CODE)
+
+
+_watch: Watch | None = None
+
+
+def start_watch(limit: float | None, waits_in_backward: bool) -> None:
+    """Watch this rank from now on, until the process group is destroyed or the process ends.
+
+    Args:
+        limit (float, optional): Seconds; None: do not watch.
+        waits_in_backward (bool): As of :class:`Watch`.
+    """
+    global _watch
+    stop_watch()
+    if limit is None or dist.get_world_size() == 1:
+        return
+    if not faulthandler.is_enabled():
+        # gloo aborts where it meets what it does not expect, and says nothing of where that was.
+        faulthandler.enable()
+    _watch = Watch(limit, waits_in_backward)
+    _tell_of_uncaught()
+
+
+def stop_watch() -> None:
+    """End the watch, where there is one."""
+    global _watch
+    if _watch is not None:
+        _watch.stop()
+        HERE.start_on(None)
+        _watch = None
+
+
+def watched() -> bool:
+    """Whether a watch has been started for the process group that is there.
+
+    Returns:
+        bool: Whether it has.
+    """
+    return _watch is not None
+
+
+def tell_others(error: BaseException) -> str | None:
+    """Leave word that this rank ends with an error, so that the others do not wait for it.
+
+    Args:
+        error (BaseException): The error.
+
+    Returns:
+        str or None: What is to be said below the error, mostly nothing; None where another rank has failed before, and
+            says why.
+    """
+    return '' if _watch is None else _watch.tell(error)
+
+
+@cache
+def _tell_of_uncaught() -> None:
+    """Let scripts that know nothing of the watch tell of the error that they end with."""
+    before = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        more = '' if isinstance(error, KeyboardInterrupt) else tell_others(error)
+        if more is None:
+            leave_quietly()
+        record_for_launcher(error)
+        before(kind, error, trace)
+        if more:
+            print(more, file=sys.stderr)
+
+    sys.excepthook = tell
+
+
+# A thread inside the store would abort Python's finalization.
+atexit.register(stop_watch)

@@ -1,0 +1,199 @@
+"""Ranks that part ways, for test_watch.py: ``python -m tests.distributed.parting CASE LIMIT`` on every rank.
+
+Everything starts as it should; after two steps the ranks do different things.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mmzero import ZeroModelWrapper, ZeroOptimWrapper
+from mmzero.runner.launch import run_tool
+from tests.models import Block, ToyModel, toy_batch
+
+# What the model does on which rank; set by a case once training runs.
+TURNS: dict[str, bool] = {}
+
+
+class Turning(ToyModel):
+    """Its forward takes another way where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(scalar=False)
+        self.blocks.append(Other(12, False))
+
+    def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
+        stem = self.stem(inputs)
+        if TURNS.get('swap'):
+            x = self.blocks[3](self.blocks[1](self.blocks[0](self.blocks[2](stem))))
+        elif TURNS.get('skip'):
+            x = self.blocks[0](stem)
+        elif TURNS.get('skip in backward'):
+            x = self.blocks[0](stem)
+            with torch.no_grad():
+                for block in self.blocks[1:]:
+                    block(x)
+        else:
+            x = stem
+            for block in self.blocks:
+                x = block(x)
+        logits = self.head(x)
+        return dict(loss=nn.functional.cross_entropy(logits, labels)) if mode == 'loss' else list(logits)
+
+
+class Other(Block):
+    """Of another size than the others, so that gloo cannot mistake them."""
+
+    def __init__(self, width: int, scalar: bool) -> None:
+        super().__init__(width, scalar)
+        self.more = nn.Linear(width, 3 * width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.more(x).mean()
+
+
+class Run:
+    """A training of this rank.
+
+    Args:
+        limit (float): Of the watch, in seconds.
+        stage (int): Of ZeRO.
+    """
+
+    def __init__(self, limit: float, stage: int) -> None:
+        torch.manual_seed(0)
+        policy = dict(type='ModuleClassPolicy', classes=['Block', 'Other'])
+        self.model = ZeroModelWrapper(
+            module=Turning(), stage=stage, wrap_policy=policy, watch=limit, find_unused_parameters=True
+        )
+        self.optim = ZeroOptimWrapper(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.optim.initialize_count_status(self.model, 0, 100)
+        self.limit = limit
+        self.train(2)
+        self.val(1)
+
+    def train(self, steps: int) -> None:
+        for step in range(steps):
+            self.model.train_step(toy_batch(step), self.optim)
+
+    @torch.no_grad()
+    def val(self, steps: int) -> None:
+        for step in range(steps):
+            self.model.val_step(toy_batch(step))
+
+
+def on_rank_1(turn: str) -> Callable[[Run], None]:
+    """A case in which rank 1 takes another way in its forward."""
+
+    def case(run: Run) -> None:
+        TURNS[turn] = dist.get_rank() == 1
+        run.train(2)
+
+    return case
+
+
+def val(run: Run) -> None:
+    TURNS['skip'] = dist.get_rank() == 1
+    run.val(2)
+
+
+def batches(run: Run) -> None:
+    """Rank 1 has a batch less, and goes on to what comes after the loop."""
+    run.val(3 - dist.get_rank())
+    dist.barrier()
+
+
+def save(run: Run) -> None:
+    """Rank 1 does not save, but waits for all."""
+    if dist.get_rank() == 0:
+        run.model.engine.model_state()
+    dist.barrier()
+
+
+def train_against_val(run: Run) -> None:
+    """At stage 0 no unit tells where ranks are."""
+    (run.train if dist.get_rank() == 0 else lambda _: dist.barrier())(1)
+
+
+def error(run: Run) -> None:
+    if dist.get_rank() == 1:
+        raise ValueError('the data of rank 1 are damaged')
+    run.train(2)
+
+
+def memory(run: Run) -> None:
+    if dist.get_rank() == 1:
+        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
+    run.train(2)
+
+
+def killed(run: Run) -> None:
+    """Rank 1 dies without a word, while rank 0 waits at the store, where no connection to it breaks."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    run.model.engine.model_state()
+
+
+def killed_in_a_step(run: Run) -> None:
+    """gloo tells rank 0 that a connection is gone, and not whose."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    run.train(1)
+
+
+def ended(run: Run) -> None:
+    """Rank 1 has done its part and leaves."""
+    if dist.get_rank() == 1:
+        os._exit(0)
+    run.model.engine.model_state()
+
+
+def slow(run: Run) -> None:
+    """No fault: rank 1 takes longer than the limit, in its own code, and in a loader's."""
+    if dist.get_rank() == 1:
+        time.sleep(2.5 * run.limit)
+    run.train(1)
+    if dist.get_rank() == 0:
+        time.sleep(2.5 * run.limit)
+    run.model.engine.model_state()
+    run.val(1)
+    print('all is well', flush=True)
+
+
+CASES = {
+    'forward': on_rank_1('skip'),
+    'another order': on_rank_1('swap'),
+    'backward': on_rank_1('skip in backward'),
+    'val': val,
+    'batches': batches,
+    'save': save,
+    'stage 0': train_against_val,
+    'error': error,
+    'memory': memory,
+    'killed': killed,
+    'killed in a step': killed_in_a_step,
+    'ended': ended,
+    'slow': slow,
+}
+
+
+def main() -> None:
+    """Run the case that the command line names."""
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo')
+    CASES[sys.argv[1]](Run(float(sys.argv[2]), stage=0 if sys.argv[1] == 'stage 0' else 3))
+
+
+if __name__ == '__main__':
+    if os.environ.get('BARE'):
+        main()
+        dist.destroy_process_group()
+    else:
+        run_tool(main)

@@ -1,0 +1,132 @@
+"""Ranks that part ways end soon, each with an error that names where both are; see parting.py."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 2
+# To start, import and train two steps; generous, since a hang would take the group's half hour.
+PATIENCE_SECONDS = 120
+
+
+@dataclass
+class Ended:
+    """How a rank has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last(self) -> str:
+        return self.err.strip().splitlines()[-1]
+
+
+def run(case: str, ranks: int = 2, limit: float = LIMIT, bare: bool = False) -> list[Ended]:
+    """Run a case of parting.py on ranks without a launcher, which would end those that are slower to say it."""
+    with socket.socket() as sock:
+        sock.bind(('127.0.0.1', 0))
+        port = sock.getsockname()[1]
+    command = [sys.executable, '-m', 'tests.distributed.parting', case, str(limit)]
+    common = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    common.update({'BARE': '1'} if bare else {}, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT))
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=dict(common, RANK=str(rank), LOCAL_RANK=str(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        texts = [process.communicate(timeout=PATIENCE_SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [Ended(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+
+
+def places_in(text: str) -> set[str]:
+    """Units and meetings that an error names."""
+    return set(re.findall(r'(?:has come to|and rank \d to) (the [^,]*),', text))
+
+
+def check_both_name_both(ended: list[Ended], *wanted: str) -> None:
+    """Each rank's last error names two places, and what else is wanted."""
+    for rank in ended:
+        assert rank.code in (1, 2), rank
+        text = rank.err[rank.err.rindex('error: ranks have parted ways') :]
+        assert len(places_in(text)) == 2, text
+        assert all(part in text for part in wanted), text
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    'case, wanted',
+    [
+        pytest.param('forward', ['the forward of the unit blocks.1 (Block), in train_step 3'], marks=SLOW),
+        pytest.param('another order', ['unit blocks.0 (Block)', 'unit blocks.2 (Block)'], marks=SLOW),
+        ('backward', ['the backward of the unit blocks.3 (Other)', 'the backward of the unit blocks.0 (Block)']),
+        pytest.param('val', ['the forward of the unit blocks.1 (Block), in val_step 2'], marks=SLOW),
+        ('batches', ['the forward of the unit (root) (Turning), in val_step 4', 'after val_step 3', ' batches']),
+        ('save', ["the meeting of all ranks to gather the model's weights", 'after val_step 1', ' barrier']),
+    ],
+)
+def test_ranks_part_ways(case: str, wanted: list[str]) -> None:
+    check_both_name_both(run(case), *wanted)
+
+
+@SLOW
+@pytest.mark.parametrize('case', ['forward', 'backward', 'val', 'save'])
+def test_ranks_part_ways_with_a_limit_of_ten_seconds(case: str) -> None:
+    check_both_name_both(run(case, limit=10))
+
+
+@SLOW
+@pytest.mark.parametrize('case', ['forward', 'backward', 'save'])
+def test_one_of_four_parts_ways(case: str) -> None:
+    check_both_name_both(run(case, ranks=4))
+
+
+@SLOW
+def test_without_units() -> None:
+    for rank in run('stage 0'):
+        assert rank.code == 1 and 'in train_step 3' in rank.err and 'after val_step 1' in rank.err
+
+
+@pytest.mark.parametrize(
+    'case, last', [('error', 'ValueError: the data of rank 1 are'), ('memory', 'OutOfMemoryError')]
+)
+@pytest.mark.parametrize('bare', [False, True])
+def test_an_error_of_one_rank_ends_all_and_is_the_last_word(case: str, last: str, bare: bool) -> None:
+    other, failed = run(case, bare=bare)
+    assert failed.code == 1 and last in failed.last
+    assert other.code == 1 and 'Error' not in other.err and 'error:' not in other.err
+
+
+@pytest.mark.parametrize(
+    'case', ['killed in a step', pytest.param('killed', marks=SLOW), pytest.param('ended', marks=SLOW)]
+)
+def test_a_rank_that_is_gone(case: str) -> None:
+    left, _ = run(case)
+    assert left.code == 1
+    assert re.search(r'error: rank 1 has ended \(process \d+ on .* is gone\); last it was at the ', left.err)
+
+
+def test_a_slow_rank_is_no_fault() -> None:
+    for rank in run('slow'):
+        assert rank.code == 0 and rank.out.endswith('all is well\n'), rank
