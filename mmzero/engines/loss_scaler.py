@@ -83,7 +83,8 @@ def _local(param: Tensor) -> Tensor:
     """This rank's part of a parameter, with its part of the gradient."""
     if not isinstance(param, DTensor):
         return param
+    shard: Any = param.detach()
     grad: Any = param.grad
-    local = param.detach().to_local()
+    local: Tensor = shard.to_local()
     local.grad = grad.to_local()
     return local
