@@ -14,7 +14,7 @@ from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.policies.size import SizePolicy
 from mmzero.policies.table import plan_table
 from mmzero.policies.tree import plan_tree
-from mmzero.policies.unit import Unit, UnitRules
+from mmzero.policies.unit import Unit, UnitRules, without
 
 __all__ = [
     'AllOf',
@@ -42,4 +42,5 @@ __all__ = [
     'apply_overrides',
     'resolve_rules',
     'with_methods',
+    'without',
 ]

@@ -159,6 +159,19 @@ class Unit:
         return tuple(dim if len(shape) > dim and shape[dim] % ranks == 0 else 0 for shape in self.shapes)
 
 
+def without(class_name: str) -> str:
+    """The config line that leaves units of a class out.
+
+    Args:
+        class_name (str): The class.
+
+    Returns:
+        str: A value of ``wrap_policy``, in which POLICY stands for the one that is there.
+    """
+    denied = f"dict(type='Not', policy=dict(type='ModuleClassPolicy', classes=['{class_name}']))"
+    return f"model_wrapper_cfg.wrap_policy=dict(type='AllOf', policies=[POLICY, {denied}])"
+
+
 def _rows(shape: tuple[int, ...], dim: int, ranks: int) -> int:
     """Elements of the largest of so many chunks."""
     return -(-shape[dim] // ranks) * (_numel(shape) // shape[dim]) if shape[dim] else 0

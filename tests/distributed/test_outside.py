@@ -181,6 +181,50 @@ def nothing_stays() -> list[str]:
     return [] if seen == [1] * 3 + [0] * 3 and not left else [f'{seen}, then {left}']
 
 
+HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks', '_state_dict_hooks')
+
+
+def hooks_of(model: nn.Module) -> int:
+    """Hooks of all modules, and attributes that modules have been given, such as a method in another's place."""
+    modules = list(model.modules())
+    return sum(len(getattr(module, kind)) for module in modules for kind in HOOKS) + sum(
+        len(vars(module)) for module in modules
+    )
+
+
+def no_hook_stays() -> list[str]:
+    """The first iteration of each kind brings hooks, and takes them away again."""
+    model, optim = wrap(Outsider('own method'))
+    before, seen = hooks_of(model.module), []
+    # torch lists a module's parameters lazily; a mark of the hook's own.
+    handle = model.module.head.register_forward_pre_hook(lambda *_: seen.append(hooks_of(model.module)))
+    for _ in range(2):
+        model.train_step(toy_batch(0), optim)
+        with torch.no_grad():
+            model.val_step(toy_batch(0))
+    handle.remove()
+    after = hooks_of(model.module)
+    # Two units are watched, and the handle is there meanwhile.
+    return [] if after == before and seen == [before + 3] * 2 + [before + 1] * 2 else [f'{before}: {seen}, {after}']
+
+
+def line_that_mends() -> list[str]:
+    """What an error says to write into the config works."""
+    two = ModuleClassPolicy(['Part', 'Linear'])
+    both = lambda model: make_plan(model, ['part', 'head'], 'both')  # noqa: E731
+    model, optim = wrap(Outsider('parameter'), wrap_policy=both)
+    try:
+        model.train_step(toy_batch(0), optim)
+    except PlanError as error:
+        line = str(error).split('model_wrapper_cfg.wrap_policy=')[1].split(', where')[0]
+        policy = eval(line, dict(POLICY=two))  # noqa: S307
+        model, optim = wrap(Outsider('parameter'), wrap_policy=policy)
+        model.train_step(toy_batch(0), optim)
+        units = [unit.name for unit in model.plan.units]
+        return [] if 'part' not in units and 'head' in units else [f'{units}']
+    return ['no error']
+
+
 def gathered() -> list[str]:
     """At stage 2 the unit stays gathered after forward: what is used then is right, what is used before is refused."""
     found = []
@@ -226,8 +270,21 @@ def dino_head() -> list[str]:
     return found + said(lambda: model.train_step(detection_batch(dist.get_rank()), optim), *parts)
 
 
+OTHERS = (
+    'in_val',
+    'after_val',
+    'nothing_stays',
+    'no_hook_stays',
+    'line_that_mends',
+    'gathered',
+    'own_method',
+    'other_errors',
+    'dino_head',
+)
+
+
 def on_two() -> Faults:
-    cases = (in_val, after_val, nothing_stays, gathered, own_method, other_errors, dino_head)
+    cases = [globals()[name] for name in OTHERS]
     return {**refused(), **{case.__name__: case() for case in cases}}
 
 
@@ -236,9 +293,7 @@ def found() -> Faults:
     return merged(run_ranks(2, on_two))
 
 
-@pytest.mark.parametrize(
-    'case', [*SAID, 'in_val', 'after_val', 'nothing_stays', 'gathered', 'own_method', 'other_errors', 'dino_head']
-)
+@pytest.mark.parametrize('case', [*SAID, *OTHERS])
 def test_uses_from_outside(found: Faults, case: str) -> None:
     assert not found[case], '\n'.join(found[case])
 

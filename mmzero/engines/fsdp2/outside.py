@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mmzero._compat import TorchFunctionMode
 from mmzero.errors import PlanError, ZeroError
-from mmzero.policies import Unit, WrapPlan
+from mmzero.policies import Unit, WrapPlan, without
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class _Use:
         name = self.unit.name or '(root)'
         leave = (
             f'leave {self.unit.class_name} out of wrap_policy, or name a module as a unit that holds both, so that '
-            'the caller and what it uses are in one unit'
+            f'the caller and what it uses are in one unit: {without(self.unit.class_name)}, where POLICY is what '
+            'stands there now'
             if self.unit.name
             else 'call the model itself'
         )

@@ -18,7 +18,7 @@ from torch import nn
 
 from mmzero._compat import default_store, group_timeout
 from mmzero.errors import PlanError, ZeroError
-from mmzero.policies import Unit
+from mmzero.policies import Unit, without
 
 LONGEST_PAUSE_SECONDS = 0.05
 # For the life of the process: keys are new also to the next model.
@@ -121,7 +121,8 @@ class SameUnits:
                     f'rank {self.rank} {_place(name, class_name)}, while rank {rank} {_place(theirs, their_class)}. '
                     'All ranks have to run the same units in the same order, since they gather them together: leave '
                     f'{class_name or their_class} out of wrap_policy, so that its parameters stay in a unit that '
-                    'every rank runs, and set find_unused_parameters=True'
+                    'every rank runs, and set find_unused_parameters=True: '
+                    f'{without(class_name or their_class)}, where POLICY is what stands there now'
                 )
 
 
