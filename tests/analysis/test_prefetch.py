@@ -49,5 +49,5 @@ def test_ways_to_prefetch() -> None:
     # The root and each block, in forward and in backward.
     assert gathers.pop('last unit kept after forward') == 2 * (DEPTH + 1) - 1
     assert set(gathers.values()) == {2 * (DEPTH + 1)}
-    assert found['two units gathered ahead in backward'].states > found[PLAIN].states
+    assert found['two units gathered ahead in backward'].everything > found[PLAIN].everything
     assert len(prefetch_table(found).splitlines()) == 2 + len(VARIANTS)
