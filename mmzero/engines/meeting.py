@@ -67,7 +67,15 @@ def meet(what: str) -> None:
     """
     if _alone():
         return
-    HERE.come_to(f'the meeting of all ranks to {what}')
+    before = HERE.doing
+    HERE.note(f'waiting for all ranks to {what}')
+    try:
+        _meet(what)
+    finally:
+        HERE.note(before)
+
+
+def _meet(what: str) -> None:
     store, number = default_store(), _here.meetings + 1
     key = f'mmzero/meeting/{number}/{what}'
     _leave_word(number, what, waits=True)
