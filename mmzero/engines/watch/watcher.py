@@ -21,9 +21,10 @@ import threading
 import time
 from dataclasses import replace
 from functools import cache
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch.distributed import Store
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -65,6 +66,8 @@ class Watch:
         self.host, self.pid = socket.gethostname(), os.getpid()
         self._moves: Any = None
         self._since: float | None = None
+        self._instruction: tuple[int, int] | None = None
+        self.on_gpu = torch.cuda.is_available()
         self._stop = threading.Event()
         self._told = False
         self._leave_report(Report(self.rank, 0, [], HERE.doing, 0, '', self.host, self.pid))
@@ -154,13 +157,24 @@ class Watch:
 
     def _look(self) -> Report:
         moves, frames = HERE.moves(), main_frames()
-        waits = waits_for_others(frames) or (self.waits_in_backward and in_backward(frames))
+        waits = waits_for_others(frames) or self._waits_unseen(frames)
         now = time.monotonic()
         if moves != self._moves or not waits:
             self._moves, self._since = moves, now if waits else None
         waiting = 0.0 if self._since is None else now - self._since
         stack = shown(frames) if waiting >= self.limit else ''
         return Report(self.rank, moves[0], HERE.last(), HERE.doing, waiting, stack, self.host, self.pid)
+
+    def _waits_unseen(self, frames: list[FrameType]) -> bool:
+        """Whether it waits where no stack shows for what: in autograd's engine, or for a GPU.
+
+        Collectives of NCCL are launched and left; what waits is whatever asks the GPU for a value later. In a step
+        nothing else stays at one instruction for so long.
+        """
+        now = (id(frames[0]), frames[0].f_lasti) if frames else None
+        stays, self._instruction = now is not None and now == self._instruction, now
+        in_step = HERE.doing.startswith('in ')
+        return (self.waits_in_backward and in_backward(frames)) or (self.on_gpu and in_step and stays)
 
     def _compare(self, report: Report) -> None:
         if self.store.check([_FAULT]):

@@ -1,0 +1,42 @@
+"""Waiting that no stack shows."""
+
+import sys
+from types import FrameType
+
+import pytest
+
+from mmzero.engines.watch.places import HERE
+from mmzero.engines.watch.watcher import Watch
+
+
+def frame() -> FrameType:
+    return sys._getframe()
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Without a process group, and so without its thread."""
+    made = object.__new__(Watch)
+    made.waits_in_backward, made.on_gpu, made._instruction = False, True, None
+    monkeypatch.setattr(HERE, 'doing', 'in train_step 3')
+    return made
+
+
+def test_a_step_that_stays_at_one_instruction_on_a_gpu(watch: Watch) -> None:
+    one, other = frame(), frame()
+    assert [watch._waits_unseen([at]) for at in (one, one, other, other, one)] == [False, True, False, True, False]
+
+
+def test_not_without_a_gpu(watch: Watch) -> None:
+    watch.on_gpu, one = False, frame()
+    assert not any(watch._waits_unseen([one]) for _ in range(3))
+
+
+def test_not_between_steps(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HERE, 'doing', 'after train_step 3')
+    one = frame()
+    assert not any(watch._waits_unseen([one]) for _ in range(3))
+
+
+def test_no_thread_to_look_at(watch: Watch) -> None:
+    assert not any(watch._waits_unseen([]) for _ in range(2))
