@@ -3,7 +3,7 @@
 from mmzero.engines.base import Clip, Engine, engine_of
 from mmzero.engines.build import build_engine
 from mmzero.engines.forecast import Forecast
-from mmzero.engines.loops import Loop, failed, which_ranks
+from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0
@@ -25,6 +25,5 @@ __all__ = [
     'on_rank0',
     'plan_units',
     'started',
-    'which_ranks',
     'world_size_of',
 ]

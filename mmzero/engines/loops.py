@@ -9,6 +9,8 @@ batch samplers are wrong. Cost where ranks have the same number of steps: two me
 ask whether all are there.
 """
 
+from contextlib import suppress
+
 import torch
 import torch.distributed as dist
 
@@ -42,9 +44,28 @@ class Loop:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # What closes a generator: its consumer has left the loop, and does not wait for others that are at the end.
-        if kind is GeneratorExit:
-            self._arrive()
+        if kind is GeneratorExit and not alone():
+            # Rank 0, which keeps the store, may have ended.
+            with suppress(RuntimeError):
+                self._arrive()
         here.loops.remove(self.number)
+
+    def which_ranks(self, have: bool, device: torch.device) -> list[bool]:
+        """Tell all ranks which of them have something. Collective: one all-reduce of a number per rank.
+
+        Args:
+            have (bool): Whether this rank has.
+            device (torch.device): Where this rank computes.
+
+        Returns:
+            list[bool]: By rank.
+        """
+        told = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+        told[dist.get_rank()] = 2 * here.steps + have
+        dist.all_reduce(told)
+        # A rank that failed once, and went on, may have started fewer.
+        here.steps = max(number // 2 for number in told.tolist())
+        return [bool(number % 2) for number in told.tolist()]
 
     def another_goes_on(self) -> bool:
         """Wait, where this rank has no more steps, for the others.
@@ -94,21 +115,3 @@ def failed(error: BaseException) -> None:
     except RuntimeError:
         # There is no store any more, and nobody waits.
         return
-
-
-def which_ranks(have: bool, device: torch.device) -> list[bool]:
-    """Tell all ranks which of them have something. Collective: one all-reduce of a number per rank.
-
-    Args:
-        have (bool): Whether this rank has.
-        device (torch.device): Where this rank computes.
-
-    Returns:
-        list[bool]: By rank.
-    """
-    if alone():
-        return [have]
-    flags = torch.zeros(dist.get_world_size(), dtype=torch.int32, device=device)
-    flags[dist.get_rank()] = int(have)
-    dist.all_reduce(flags)
-    return [bool(flag) for flag in flags.tolist()]

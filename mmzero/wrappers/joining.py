@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mmzero.engines import Engine, Loop, which_ranks
+from mmzero.engines import Engine, Loop
 from mmzero.wrappers.stand_in import StandIn
 
 _NONE = object()
@@ -26,7 +26,7 @@ def evaluated(loader: Iterable, kind: str, engine: Engine) -> Iterator[Any]:
     with Loop(kind) as loop:
         batches = iter(loader)
         batch = next(batches, _NONE)
-        with engine.following_forwards(loop, which_ranks(batch is not _NONE, engine.device)) as follow:
+        with engine.following_forwards(loop, loop.which_ranks(batch is not _NONE, engine.device)) as follow:
             while batch is not _NONE:
                 yield batch
                 batch = next(batches, _NONE)
@@ -50,7 +50,7 @@ def trained(loader: Iterable, stand_in: StandIn, device: torch.device) -> Iterat
         batch = next(batches, _NONE)
         if batch is not _NONE:
             stand_in.keep(batch)
-        have = which_ranks(stand_in.is_there, device)
+        have = loop.which_ranks(stand_in.is_there, device)
         if True in have and not all(have):
             _share(stand_in, have.index(True))
         while batch is not _NONE:

@@ -55,8 +55,9 @@ class FirstIterations:
             yield _nothing
             return
         self.prepare(kind)
-        same = SameUnits(self.modules)
-        if following is not None:
+        if following is None:
+            same = SameUnits(self.modules)
+        else:
             same = SameUnits(self.modules, self._key(kind, following), sum(following.present))
         with same.watching(one_forward=kind != 'train'), OutsideUses(self.model, self.plan) as uses:
             yield uses.check
