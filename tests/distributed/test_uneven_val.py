@@ -19,7 +19,8 @@ from mmzero.analysis.collectives import CollectiveLog
 from tests.distributed.cases import Faults, merged, refused
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel, toy_batch
-from tests.vectors import vector_runner
+from tests.vectors import Vectors, vector_runner
+from tests.vectors import loader as vector_loader
 
 pytestmark = pytest.mark.distributed
 
@@ -202,7 +203,7 @@ def before_and_after_training(folder: str, stage: int) -> list[str]:
         folder,
         data,
         stage=stage,
-        train_dataloader=loader(Numbered(2 * dist.get_world_size())),
+        train_dataloader=vector_loader(Vectors(4 * dist.get_world_size())),
         train_cfg=dict(by_epoch=True, max_epochs=3),
         optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.0), accumulative_counts=3),
         # ToyModel has a layer that it does not use.
