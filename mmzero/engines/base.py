@@ -269,9 +269,7 @@ class Engine(ABC):
         """
         return nullcontext(lambda loss: None)
 
-    def following_forwards(
-        self, loop: Loop, present: Sequence[bool]
-    ) -> AbstractContextManager[Callable[[], None]]:
+    def following_forwards(self, loop: Loop, present: Sequence[bool]) -> AbstractContextManager[Callable[[], None]]:
         """The context of a loop of forwards in val or test, of which ranks may have different numbers. Collective.
 
         Args:

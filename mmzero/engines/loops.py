@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from mmzero._compat import default_store, group_timeout
 from mmzero.engines.meeting import started
-from mmzero.engines.place import alone, here, looks, places
-from mmzero.errors import DataError
+from mmzero.engines.place import alone, here, looks, places, raise_of_failed
+from mmzero.errors import DataError, ZeroError
 
 
 class Loop:
@@ -74,7 +74,8 @@ class Loop:
             bool: Whether a rank has started a step that this rank has not; False once all are at the end.
 
         Raises:
-            RuntimeError: If a rank has failed.
+            ZeroError: If a rank has failed with what a user can mend.
+            RuntimeError: If a rank has failed otherwise.
             DataError: If a rank does not come within the process group's timeout.
         """
         self._arrive()
@@ -82,9 +83,9 @@ class Loop:
         for _ in looks():
             if default_store().check([f'{self.key}/all']):
                 return False
-            for rank, place in places(waiting_for).items():
-                if place.state == 'failed':
-                    raise RuntimeError(f'rank {rank} failed with {place.what}')
+            found = places(waiting_for)
+            raise_of_failed(found)
+            for rank, place in found.items():
                 if self.number in place.loops and place.steps > here.steps:
                     return True
                 if place.state == 'ends' and self.number in place.loops:
@@ -111,7 +112,8 @@ def failed(error: BaseException) -> None:
     if alone():
         return
     try:
-        here.leave_word('failed', f'{type(error).__name__}: {error}')
+        text = f'{type(error).__name__}: {error}'
+        here.leave_word('refused' if isinstance(error, ZeroError) else 'failed', text)
     except RuntimeError:
         # There is no store any more, and nobody waits.
         return

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from mmzero._compat import default_store, group_timeout
+from mmzero.errors import ZeroError
 
 LONGEST_PAUSE_SECONDS = 0.05
 
@@ -24,7 +25,7 @@ class Place:
         steps (int): Steps that it has started. Defaults to 0.
         meetings (int): Meetings that it has come to. Defaults to 0.
         state (str): 'goes'; 'waits' at the next meeting; 'ends' the innermost loop, of which it has no more steps of
-            its own; 'failed'. Defaults to 'goes'.
+            its own; 'failed', or 'refused' where a user can mend it. Defaults to 'goes'.
         loops (list[int]): Loops that it is in, innermost last. Defaults to none.
         what (str): What it does, for errors. Defaults to ''.
     """
@@ -71,6 +72,22 @@ def places(ranks: Iterable[int]) -> dict[int, Place]:
     # One message for all of them; it would wait for a key that is missing.
     words = store.multi_get(list(keys.values())) if keys else []
     return {rank: _read(word) for rank, word in zip(keys, words, strict=True)}
+
+
+def raise_of_failed(found: dict[int, Place]) -> None:
+    """Raise the error of another rank.
+
+    Args:
+        found (dict[int, Place]): Where other ranks are.
+
+    Raises:
+        ZeroError: If a rank has failed with what a user can mend.
+        RuntimeError: If a rank has failed otherwise.
+    """
+    for rank, place in found.items():
+        if place.state in ('failed', 'refused'):
+            kind = RuntimeError if place.state == 'failed' else ZeroError
+            raise kind(f'rank {rank} failed with {place.what}')
 
 
 def looks() -> Iterator[None]:

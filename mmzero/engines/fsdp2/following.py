@@ -20,7 +20,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from mmzero._compat import default_store, group_timeout, kept_gathered
 from mmzero.engines.loops import Loop
 from mmzero.engines.meeting import started
-from mmzero.engines.place import looks, places
+from mmzero.engines.place import looks, places, raise_of_failed
 from mmzero.errors import PlanError
 from mmzero.policies import Unit
 
@@ -110,8 +110,8 @@ class Following:
         if self.varies or (self.order is None and all(self.present)):
             raise PlanError(
                 f'rank {dist.get_rank()} has no more batches in {self.loop.kind}, and cannot take part in the forwards '
-                'of the other ranks, since the model does not run the same units in the same order for every batch; give '
-                "all ranks the same number of batches, such as by sampler=dict(type='DefaultSampler', round_up=True)"
+                'of the other ranks, since the model does not run the same units in the same order for every batch; '
+                "give all ranks the same number of batches, such as by sampler=dict(type='DefaultSampler', round_up=True)"
             )
         started(f'its next forward in {self.loop.kind}')
         told: list[str] = []
@@ -156,8 +156,7 @@ class Following:
         for _ in looks():
             if default_store().check([key]):
                 return default_store().get(key).decode()
-            if (place := places([teller])[teller]).state == 'failed':
-                raise RuntimeError(f'rank {teller} failed with {place.what}')
+            raise_of_failed(places([teller]))
         raise PlanError(
             f'rank {dist.get_rank()} has no batch in {self.loop.kind}, and rank {teller}, which has some, did not say '
             f'within {group_timeout()} which units it runs'
