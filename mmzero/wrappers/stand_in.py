@@ -104,4 +104,4 @@ def without_gradient(loss: Tensor) -> Tensor:
     Returns:
         Tensor: The same number.
     """
-    return _WithoutGradient.apply(loss)  # type: ignore[no-any-return]
+    return _WithoutGradient.apply(loss)

@@ -111,7 +111,7 @@ class Following:
             raise PlanError(
                 f'rank {dist.get_rank()} has no more batches in {self.loop.kind}, and cannot take part in the forwards '
                 'of the other ranks, since the model does not run the same units in the same order for every batch; '
-                "give all ranks the same number of batches, such as by sampler=dict(type='DefaultSampler', round_up=True)"
+                "give ranks the same number of batches, such as by sampler=dict(type='DefaultSampler', round_up=True)"
             )
         started(f'its next forward in {self.loop.kind}')
         told: list[str] = []
