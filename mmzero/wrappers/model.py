@@ -21,7 +21,7 @@ from mmzero.patches import apply_patches
 from mmzero.planner import plan_report
 from mmzero.policies import WrapPlan
 from mmzero.wrappers.joining import evaluated, trained
-from mmzero.wrappers.stand_in import StandIn, without_gradient
+from mmzero.wrappers.stand_in import StandIn
 
 
 @MODEL_WRAPPERS.register_module()
@@ -148,7 +148,7 @@ class ZeroModelWrapper(nn.Module):
                 losses = BaseModel._run_forward(self, data, mode='loss')
             parsed, log_vars = self.module.parse_losses(losses)
             check(parsed)
-        optim_wrapper.update_params(without_gradient(parsed) if self.stand_in.is_used else parsed)
+        optim_wrapper.update_params(0 * parsed if self.stand_in.is_used else parsed)
         return log_vars
 
     def val_step(self, data: Any) -> list:

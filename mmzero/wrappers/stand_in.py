@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 _NONE = object()
@@ -83,25 +82,3 @@ def _copied(batch: Any) -> Any:
     except Exception:
         # A data set may give what only it can make; then the batch itself is used again.
         return batch
-
-
-class _WithoutGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return torch.zeros_like(grads[0])
-
-
-def without_gradient(loss: Tensor) -> Tensor:
-    """Make a loss whose gradients are zeros, also where it is not finite itself, which zero times it would not give.
-
-    Args:
-        loss (Tensor): The loss.
-
-    Returns:
-        Tensor: The same number.
-    """
-    return _WithoutGradient.apply(loss)
