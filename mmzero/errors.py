@@ -34,6 +34,18 @@ class RanksPartedError(ZeroError):
     """Ranks that have come to different places, and would wait for each other."""
 
 
+class OfAnotherRank(Exception):
+    """Marks what a rank raises because another one has failed, which says itself why."""
+
+
+class OtherRankError(OfAnotherRank, RuntimeError):
+    """Another rank has failed."""
+
+
+class OtherRankZeroError(OfAnotherRank, ZeroError):
+    """Another rank has failed with what a user can mend."""
+
+
 class CheckpointError(ZeroError):
     """A checkpoint that is missing, damaged, or does not fit the model."""
 

@@ -3,6 +3,7 @@
 from mmzero.engines.base import Clip, Engine, engine_of
 from mmzero.engines.build import build_engine
 from mmzero.engines.forecast import Forecast
+from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0
@@ -14,9 +15,11 @@ __all__ = [
     'Clip',
     'Engine',
     'Forecast',
+    'Loop',
     'accept_whole_tensors',
     'build_engine',
     'engine_of',
+    'failed',
     'init_process_group',
     'meet',
     'on_rank0',

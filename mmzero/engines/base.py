@@ -30,12 +30,15 @@ Per optimizer step, after the last micro-batch:
     skipped on every rank where a gradient of any rank overflowed.
  9. ``optimizer.zero_grad()`` is MMEngine's own call on the bound optimizer; after it no gradient is left.
 
+In val and test: ``following_forwards`` around a loop of which ranks may have different numbers of forwards; where an
+engine's forwards communicate, a rank that has no more takes part in those of others.
+
 Between steps, collective: ``model_state``, ``optimizer_state`` and their ``load_`` counterparts. The next step starts
 from what was loaded. ``scaler_state`` is the same on every rank and needs no collective.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +50,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.forecast import Forecast
+from mmzero.engines.loops import Loop
 from mmzero.engines.state import (
     gather_optimizer,
     gather_tensors,
@@ -269,6 +273,28 @@ class Engine(ABC):
             ContextManager: Gives a function that checks the loss.
         """
         return nullcontext(lambda loss: None)
+
+    def following_forwards(self, loop: Loop, present: Sequence[bool]) -> AbstractContextManager[Callable[[], None]]:
+        """The context of a loop of forwards in val or test, of which ranks may have different numbers. Collective.
+
+        Args:
+            loop (Loop): The loop; forwards are its steps.
+            present (Sequence[bool]): Which ranks have a batch.
+
+        Returns:
+            ContextManager: Gives a function that takes part in one forward of other ranks.
+        """
+        return nullcontext(self._cannot_follow)
+
+    def _cannot_follow(self) -> None:
+        raise PlanError(
+            f'{type(self).__name__} cannot take part in forwards of other ranks yet; give all ranks the same number of '
+            "batches, such as by sampler=dict(type='DefaultSampler', round_up=True)"
+        )
+
+    def without_gradients(self) -> AbstractContextManager:
+        """The context of a backward of zeros, by a rank that has no batch: it uses no parameter."""
+        return nullcontext()
 
     def model_state(self) -> dict[str, Tensor]:
         """Gather parameters and persistent buffers, one tensor at a time. Collective.

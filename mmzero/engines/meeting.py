@@ -5,17 +5,18 @@ Saving gathers shards, so every rank has to take part. ``if is_main_process(): s
 the group's timeout of half an hour, or worse, exchanges its tensors with those of the others' next step. So ranks meet
 at the store before they gather, and leave word there of every train_step that they start, which costs one message
 without an answer. All ranks of a right program start the same train_steps between two meetings: one that has started
-more than the rank that waits has gone past the meeting, however slow the others are. So do steps of val and test in
-ZeroRunner's own loops, where a sharded model has as many on every rank; a bare forward, val_step or test_step does not
-count, since a rank that holds the whole model may do these alone.
+more than the rank that waits has gone past the meeting, however slow the others are. So has one that is at the end of
+a loop that the other is still in. Forwards of val and test count where ranks run them together
+([Note: the end of a loop]); a bare forward, val_step or test_step does not, since a rank that holds the whole model may
+do these alone.
 """
 
 import time
-from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from mmzero._compat import default_store, group_timeout
+from mmzero.engines.place import alone, here, places
 from mmzero.engines.watch import HERE
 from mmzero.errors import CheckpointError
 
@@ -26,31 +27,17 @@ LONGEST_PAUSE_SECONDS = 0.25
 LONGEST_BETWEEN_LOOKS_SECONDS = 30.0
 
 
-@dataclass
-class _Place:
-    """Where a rank is: steps that it has started, and meetings that it has come to.
-
-    For the life of the process, so that keys in the store are new also to the next process group.
-    """
-
-    steps: int = 0
-    meetings: int = 0
-
-
-_here = _Place()
-
-
 def started(what: str) -> None:
     """Leave word that this rank starts something that all ranks do together.
 
     Args:
         what (str): Such as 'train_step', for the error.
     """
-    if _alone():
+    if alone():
         return
-    _here.steps += 1
+    here.steps += 1
     try:
-        _leave_word(_here.meetings, what)
+        here.leave_word('goes', what)
     except RuntimeError:
         # Rank 0, which keeps the store, has ended: there is nobody to tell.
         return
@@ -65,7 +52,7 @@ def meet(what: str) -> None:
     Raises:
         CheckpointError: If a rank has gone on without it, or is at another meeting; within seconds.
     """
-    if _alone():
+    if alone():
         return
     before = HERE.doing
     HERE.note(f'waiting for all ranks to {what}')
@@ -76,9 +63,9 @@ def meet(what: str) -> None:
 
 
 def _meet(what: str) -> None:
-    store, number = default_store(), _here.meetings + 1
+    store, number = default_store(), here.meetings + 1
     key = f'mmzero/meeting/{number}/{what}'
-    _leave_word(number, what, waits=True)
+    here.leave_word('waits', what)
     if store.add(key, 1) == dist.get_world_size():
         store.set(f'{key}/all', '')
     fault = _wait_for_all(f'{key}/all', number, what)
@@ -89,15 +76,7 @@ def _meet(what: str) -> None:
             f'rank {dist.get_rank()} wants to {what}, but {fault}. All ranks have to do it together: do not call it on '
             'one rank alone (if is_main_process(): ...), nor on a condition that differs from rank to rank'
         )
-    _here.meetings = number
-
-
-def _alone() -> bool:
-    return not dist.is_initialized() or dist.get_world_size() == 1
-
-
-def _leave_word(meeting: int, what: str, waits: bool = False) -> None:
-    default_store().set(f'mmzero/place/{dist.get_rank()}', f'{meeting} {_here.steps} {waits:d} {what}')
+    here.meetings = number
 
 
 def _wait_for_all(key: str, number: int, what: str) -> str | None:
@@ -120,13 +99,10 @@ def _wait_for_all(key: str, number: int, what: str) -> str | None:
 
 def _elsewhere(number: int, what: str) -> str | None:
     """Say which rank will not come to a meeting, if one is known not to."""
-    for rank in range(dist.get_world_size()):
-        key = f'mmzero/place/{rank}'
-        if not default_store().check([key]):
-            continue
-        meeting, steps, waits, doing = default_store().get(key).decode().split(' ', 3)
-        if int(meeting) == number and int(waits) and doing != what:
-            return f'rank {rank} wants to {doing}'
-        if int(meeting) < number and int(steps) > _here.steps:
-            return f'rank {rank} has gone on to {doing} without it'
+    for rank, place in places(range(dist.get_world_size())).items():
+        if place.meetings == number - 1 and place.state == 'waits' and place.what != what:
+            return f'rank {rank} wants to {place.what}'
+        has_left = place.state == 'ends' and place.loops[-1] in here.loops
+        if place.meetings < number and (place.steps > here.steps or has_left):
+            return f'rank {rank} has gone on to {place.what} without it'
     return None

@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import LAUNCHERS, world_size_of
-from mmzero.errors import DataError, near_names
+from mmzero.errors import near_names
 from mmzero.runner.model_check import check_model
 from mmzero.runner.optim_check import check_optim_wrapper, check_schedulers
 from mmzero.runner.parts import Parts, check_parts
@@ -136,26 +136,6 @@ def _holders_of_annotations(cfg: dict, splits: Sequence[str]) -> Iterator[tuple[
         for metric in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
             if isinstance(metric, dict):
                 yield f'{split}_evaluator', metric
-
-
-def check_same_number_of_batches(count: int, name: str) -> None:
-    """Refuse data loaders of different lengths, with which ranks would wait for each other for ever. Collective.
-
-    Args:
-        count (int): This rank's number of batches.
-        name (str): The config key of the data loader.
-
-    Raises:
-        DataError: On every rank, if they differ.
-    """
-    counts: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(counts, count)
-    if len(set(counts)) > 1:
-        raise DataError(
-            f'{name}: ranks have {", ".join(map(str, counts))} batches, and a sharded model needs the same number on '
-            "each; use a sampler that fills up, such as dict(type='DefaultSampler', round_up=True), whose repeats the "
-            'evaluators drop'
-        )
 
 
 def _datasets(cfg: Any, path: str) -> Iterator[tuple[str, dict]]:

@@ -2,8 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,25 +19,24 @@ from torch import nn
 from mmzero._compat import build_with_meta_parameters
 from mmzero.checkpoint import pretrained_loading
 from mmzero.config import Faults
-from mmzero.engines import init_process_group, on_rank0, started
+from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
 from mmzero.hooks import HostMemoryHook, RandomStateHook
 from mmzero.runner.blame import blaming
-from mmzero.runner.check import check_config, check_same_number_of_batches, missing_data
+from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model
+from mmzero.runner.joint_loops import JointLoopsMixin
 from mmzero.runner.translate import is_amp, translate_optim_wrapper, wrapper_fields
 from mmzero.wrappers import ZeroModelWrapper
 
 T = TypeVar('T')
 
-# Hooks before what a sharded model does on all ranks together, besides train_step.
-_SHARED_STEPS = {'before_val_iter': 'its next val_step', 'before_test_iter': 'its next test_step'}
 # Once these hooks have run, the config has brought a loop through.
 _PROOFS = {'after_train_iter': 'train', 'after_val': 'val', 'after_test': 'test'}
 
 
 @RUNNERS.register_module()
-class ZeroRunner(CheckpointMixin, Runner):
+class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
     """MMEngine's Runner with the steps of a sharded run in the right order.
 
     Runner builds, moves and wraps the model first and loads weights last. Here, with the same arguments:
@@ -191,8 +190,15 @@ class ZeroRunner(CheckpointMixin, Runner):
             self.prepare()
             return super().test()
 
-    def _blaming(self) -> AbstractContextManager[None]:
-        return blaming({**self.cfg, **self._given, 'model': self._model_cfg}, self._keep_traceback, self._proven)
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        try:
+            with blaming({**self.cfg, **self._given, 'model': self._model_cfg}, self._keep_traceback, self._proven):
+                yield
+        except Exception as error:
+            # Ranks that have no more batches wait for this one.
+            failed(error)
+            raise
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks, and remember which loops have worked.
@@ -201,9 +207,6 @@ class ZeroRunner(CheckpointMixin, Runner):
             fn_name (str): As Runner's.
             **kwargs: As Runner's.
         """
-        if fn_name in _SHARED_STEPS and self._wrapper is not None and self._wrapper.engine.shards:
-            # Ranks have the same number of batches here, and wait for each other.
-            started(_SHARED_STEPS[fn_name])
         super().call_hook(fn_name, **kwargs)
         if fn_name in _PROOFS:
             self._proven.add(_PROOFS[fn_name])
@@ -266,39 +269,6 @@ class ZeroRunner(CheckpointMixin, Runner):
 
     def _init_model_weights(self) -> None:
         """Nothing is left to do for Runner: the weights were there before sharding."""
-
-    def build_val_loop(self, loop: Any) -> Any:
-        """Build the validation loop.
-
-        Args:
-            loop (BaseLoop or dict): As Runner's.
-
-        Returns:
-            BaseLoop: The loop.
-
-        Raises:
-            DataError: On every rank, if ranks have different numbers of batches and the model is sharded.
-        """
-        return self._even(super().build_val_loop(loop), 'val_dataloader')
-
-    def build_test_loop(self, loop: Any) -> Any:
-        """Build the test loop.
-
-        Args:
-            loop (BaseLoop or dict): As Runner's.
-
-        Returns:
-            BaseLoop: The loop.
-
-        Raises:
-            DataError: On every rank, if ranks have different numbers of batches and the model is sharded.
-        """
-        return self._even(super().build_test_loop(loop), 'test_dataloader')
-
-    def _even(self, loop: Any, name: str) -> Any:
-        if self._wrapper is not None and self._wrapper.engine.shards:
-            check_same_number_of_batches(len(loop.dataloader), name)
-        return loop
 
     @classmethod
     def build_dataloader(cls, dataloader: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -23,6 +23,8 @@ from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
 from mmzero.planner import plan_report
 from mmzero.policies import WrapPlan
+from mmzero.wrappers.joining import evaluated, trained
+from mmzero.wrappers.stand_in import StandIn
 
 
 @MODEL_WRAPPERS.register_module()
@@ -67,6 +69,7 @@ class ZeroModelWrapper(nn.Module):
         accept_whole_tensors(module)
         self.module: Any = module
         self._steps: Counter[str] = Counter()
+        self.stand_in = StandIn(module)
         for child in module.modules():
             if isinstance(child, BaseDataPreprocessor):
                 # Tells it where to put batches; its buffers are there already.
@@ -94,6 +97,32 @@ class ZeroModelWrapper(nn.Module):
         """
         return self.engine.forward(*args, **kwargs)
 
+    def join(self, loader: Iterable, kind: str = 'train') -> Iterator[Any]:
+        """Iterate over this rank's batches where ranks may have different numbers of them. Collective.
+
+        In val and test a rank that has no more batches takes part in the forwards of the others, without any results,
+        until all have ended. In training it gets a copy of its first batch then, as long as another rank trains: a
+        :meth:`train_step` with that has no gradient, changes no running statistics, and makes the ranks step together.
+        Gradients stay averages over all ranks, as under torch's ``Join`` with ``divide_by_initial_world_size=True``.
+
+        Args:
+            loader (Iterable): This rank's batches; its length is not needed.
+            kind (str): 'train' for train_step, 'val' for val_step, 'test' for test_step. Defaults to 'train'.
+
+        Yields:
+            Any: A batch.
+        """
+        if kind not in ('train', 'val', 'test'):
+            raise ConfigError([f"join: got kind={kind!r}; allowed: 'train', 'val', 'test'"])
+        if dist.get_world_size() == 1:
+            yield from loader
+        elif kind == 'train':
+            yield from trained(loader, self.stand_in, self.engine.device)
+        elif self.engine.shards:
+            yield from evaluated(loader, kind, self.engine)
+        else:
+            yield from loader
+
     def train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
         """Forward, backward, and an optimizer step where gradient accumulation is due.
 
@@ -113,14 +142,20 @@ class ZeroModelWrapper(nn.Module):
             )
         started('its next train_step')
         with self._doing('train_step'):
-            with self.engine.watching('train') as check:
-                with optim_wrapper.optim_context(self):
-                    data = self.module.data_preprocessor(data, True)
-                    losses = BaseModel._run_forward(self, data, mode='loss')
-                parsed, log_vars = self.module.parse_losses(losses)
-                check(parsed)
-            optim_wrapper.update_params(parsed)
-            return log_vars
+            if not self.stand_in.is_used:
+                return self._train_step(data, optim_wrapper)
+            with self.engine.without_gradients(), self.stand_in.kept_statistics():
+                return self._train_step(data, optim_wrapper)
+
+    def _train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
+        with self.engine.watching('train') as check:
+            with optim_wrapper.optim_context(self):
+                data = self.module.data_preprocessor(data, True)
+                losses = BaseModel._run_forward(self, data, mode='loss')
+            parsed, log_vars = self.module.parse_losses(losses)
+            check(parsed)
+        optim_wrapper.update_params(0 * parsed if self.stand_in.is_used else parsed)
+        return log_vars
 
     @contextmanager
     def _doing(self, step: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Ranks that hold different amounts: of batches, of a parameter, of nothing at all."""
+"""Ranks that hold different amounts of a parameter, or nothing at all of it."""
 
 import functools
 from pathlib import Path
@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from mmzero.errors import DataError
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import compare, train
 from tests.models import ToyModel, toy_batch
-from tests.vectors import Vectors, loader, vector_runner
+from tests.vectors import vector_runner
 
 pytestmark = pytest.mark.distributed
 
@@ -61,18 +60,3 @@ def train_and_resume(folder: str) -> bool:
 def test_awkward_model_trains_and_resumes(tmp_path: Path) -> None:
     assert run_ranks(2, train_and_resume, str(tmp_path)) == [True, True]
     assert 'second.weight' in torch.load(tmp_path / 'epoch_1.pth')['state_dict']
-
-
-def uneven_val(folder: str) -> str:
-    runner = vector_runner(
-        folder, launcher='pytorch', val_dataloader=loader(Vectors(3), round_up=False) | dict(batch_size=1)
-    )
-    with pytest.raises(DataError) as caught:
-        runner.val()
-    return str(caught.value)
-
-
-def test_uneven_validation_ends_at_once(tmp_path: Path) -> None:
-    """Sharded ranks would wait for the one that has no more batches."""
-    for text in run_ranks(2, uneven_val, str(tmp_path)):
-        assert 'val_dataloader: ranks have 2, 1 batches' in text

@@ -79,5 +79,5 @@ def test_units_that_not_every_rank_runs_are_named(ranks: int) -> None:
         assert unit in texts['twice'] and end in texts['twice']
     assert found[0]['fails'] == "KeyError: 'a mistake of rank 0'"
     assert {texts['fails'] for texts in found[1:]} == {
-        "RuntimeError: rank 0 failed with KeyError: 'a mistake of rank 0'"
+        "OtherRankError: rank 0 failed with KeyError: 'a mistake of rank 0'"
     }

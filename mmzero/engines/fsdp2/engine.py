@@ -1,8 +1,8 @@
 """The FSDP2 engine."""
 
 import itertools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
 from mmzero.engines.fsdp2.cpu_norms import teach_autocast_norms
 from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.first_iterations import FirstIterations
+from mmzero.engines.fsdp2.following import Following
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
 from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
@@ -27,6 +28,7 @@ from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
 from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
+from mmzero.engines.loops import Loop
 from mmzero.engines.materialize import (
     check_same_model,
     materialize_buffers,
@@ -101,6 +103,7 @@ class FSDP2Engine(ParamGradEngine):
             enter_by_methods(model.get_submodule(unit.name), unit.methods, watch)
         self.first_iterations = FirstIterations(model, plan)
         self._note_places(model, plan)
+        self.following: Following | None = None
         self.adopt(model)
 
     def _note_places(self, model: nn.Module, plan: WrapPlan) -> None:
@@ -178,7 +181,23 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def watching(self, kind: str) -> AbstractContextManager[Callable[[Any], None]]:
-        return self.first_iterations.watch(kind)
+        return self.first_iterations.watch(kind, self.following)
+
+    @override
+    @contextmanager
+    def following_forwards(self, loop: Loop, present: Sequence[bool]) -> Iterator[Callable[[], None]]:
+        self.first_iterations.prepare(loop.kind)
+        before, self.following = self.following, Following(self.first_iterations.modules, loop, present)
+        try:
+            with self.following.noting():
+                yield self.following.follow
+            self.first_iterations.done_by_others(loop.kind, self.following)
+        finally:
+            self.following = before
+
+    @override
+    def without_gradients(self) -> AbstractContextManager:
+        return nullcontext() if self.unused is None else self.unused.not_noting()
 
     @override
     def reduced_precision(self) -> AbstractContextManager:

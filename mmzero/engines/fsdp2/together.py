@@ -4,7 +4,8 @@
 A unit that one rank runs and another does not leaves the first in an all-gather until the group's timeout, or exchanges
 its parameters with those of another unit of equal size. In the first iteration each rank leaves word at the store
 before it runs a unit, and waits until all are about to run the same, before any communicates. Cost: a few messages per
-unit and rank. What differs from rank to rank only later is not seen.
+unit and rank. What differs from rank to rank only later is not seen. In val and test the first forward is compared: a
+step may have several (views of an image), of which ranks may have different numbers ([Note: following]).
 """
 
 import itertools
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mmzero._compat import default_store, group_timeout
-from mmzero.errors import PlanError, ZeroError
+from mmzero.errors import OtherRankError, PlanError, ZeroError
 from mmzero.policies import Unit, without
 
 LONGEST_PAUSE_SECONDS = 0.05
@@ -30,39 +31,55 @@ class SameUnits:
 
     Args:
         units (Sequence[tuple[nn.Module, Unit]]): Sharded modules and their units.
+        key (str, optional): A key of the store that is new on all ranks. Defaults to None: the next of a row.
+        size (int, optional): The number of ranks that run units. Defaults to None: all.
     """
 
-    def __init__(self, units: Sequence[tuple[nn.Module, Unit]]) -> None:
+    def __init__(
+        self, units: Sequence[tuple[nn.Module, Unit]], key: str | None = None, size: int | None = None
+    ) -> None:
         self.units = units
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.key = f'mmzero/units/{next(_watches)}'
+        self.rank, self.size = dist.get_rank(), size or dist.get_world_size()
+        self.key = key or f'mmzero/units/{next(_watches)}'
         self.count = 0
+        self.is_over = False
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, one_forward: bool = False) -> Iterator[None]:
         """Compare, also that all ranks come to the end.
+
+        Args:
+            one_forward (bool): Whether the end is that of the first forward of the model. Defaults to False.
 
         Yields:
             None: Forwards of units inside are compared before they run.
 
         Raises:
             PlanError: If another rank runs another unit, or raised one.
-            RuntimeError: If another rank failed otherwise.
+            OtherRankError: If another rank failed otherwise.
         """
         if self.size == 1:
             yield
             return
         # Before FSDP2's own hooks, which communicate.
         handles = [module.register_forward_pre_hook(self._before(unit), prepend=True) for module, unit in self.units]
+        if one_forward:
+            root = next(module for module, unit in self.units if not unit.name)
+            handles.append(root.register_forward_hook(lambda *_: self._end()))
         try:
             yield
-            self.compare('', '')
+            self._end()
         except Exception as error:
             self._tell(error)
             raise
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self.compare('', '')
+            self.is_over = True
 
     def _tell(self, error: Exception) -> None:
         """Let the other ranks raise the first error, too, instead of waiting."""
@@ -74,7 +91,8 @@ class SameUnits:
 
     def _before(self, unit: Unit) -> Any:
         def compare(module: nn.Module, args: tuple) -> None:
-            self.compare(unit.name or '(root)', unit.class_name)
+            if not self.is_over:
+                self.compare(unit.name or '(root)', unit.class_name)
 
         return compare
 
@@ -108,11 +126,11 @@ class SameUnits:
         store = default_store()
         if store.check([f'{self.key}/fault']):
             kind, rank, text = store.get(f'{self.key}/fault').decode().split(' ', 2)
-            raise PlanError(text) if kind == 'plan' else RuntimeError(f'rank {rank} failed with {text}')
+            raise PlanError(text) if kind == 'plan' else OtherRankError(f'rank {rank} failed with {text}')
 
     def _look_for_others(self, key: str, name: str, class_name: str) -> None:
         store = default_store()
-        for rank in range(self.size):
+        for rank in range(dist.get_world_size()):
             if not store.check([f'{key}/{rank}']):
                 continue
             theirs, _, their_class = store.get(f'{key}/{rank}').decode().partition(' ')

@@ -7,7 +7,8 @@ and momentum would move it; under DDP it has none and stays. So each rank notes 
 one all-reduce per optimizer step joins the notes, and what nobody used loses its zeros.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ class UnusedParameters:
         self.sharded = list(sharded.values())
         self.index = {name: i for i, name in enumerate(sharded)}
         self.used = torch.zeros(len(self.sharded), dtype=torch.int32)
+        self.notes = True
         self._hooked = WeakIdKeyDictionary()
         self.watchers = {unit.name: self._watcher(model, unit) for unit in plan.units}
         for name, watch in self.watchers.items():
@@ -52,9 +54,23 @@ class UnusedParameters:
 
     def _note(self, index: int) -> Callable[[Tensor], None]:
         def note(_: Tensor) -> None:
-            self.used[index] = 1
+            if self.notes:
+                self.used[index] = 1
 
         return note
+
+    @contextmanager
+    def not_noting(self) -> Iterator[None]:
+        """Leave gradients out of the notes that are zeros, and no part of the step.
+
+        Yields:
+            None: What receives a gradient inside does not count as used.
+        """
+        self.notes = False
+        try:
+            yield
+        finally:
+            self.notes = True
 
     def drop_zeros(self) -> None:
         """Take the gradients of parameters that no rank used. Collective, once per optimizer step."""

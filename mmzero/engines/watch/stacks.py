@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from types import FrameType
 
 # Where a rank waits for others. The launcher's own wrappers are around everything.
-_WAITING = ('torch.distributed.', 'mmzero.engines.meeting', 'mmzero.engines.fsdp2.together')
+_WAITING = (
+    'torch.distributed.',
+    'mmzero.engines.loops.',
+    'mmzero.engines.meeting.',
+    'mmzero.engines.place.',
+    'mmzero.engines.fsdp2.following.',
+    'mmzero.engines.fsdp2.together.',
+)
 _AROUND = ('torch.distributed.elastic.',)
 _BETWEEN = ('torch.', 'threading', 'contextlib', 'mmzero.')
 SHOWN_LINES = 12

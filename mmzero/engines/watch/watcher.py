@@ -34,7 +34,7 @@ from mmzero.engines.watch.board import Board
 from mmzero.engines.watch.places import HERE
 from mmzero.engines.watch.reports import Report, gone, parted
 from mmzero.engines.watch.stacks import in_backward, main_frames, shown, waits_for_others
-from mmzero.errors import RanksPartedError, ZeroError
+from mmzero.errors import OfAnotherRank, RanksPartedError, ZeroError
 
 LOOKS_PER_LIMIT = 10
 LONGEST_PAUSE_SECONDS = 1.0
@@ -112,6 +112,8 @@ class Watch:
         if self._told:
             return ''
         self._told = True
+        if isinstance(error, OfAnotherRank) and self._another_speaks():
+            return None
         all_say = isinstance(error, RanksPartedError)
         text = f'all {error}' if all_say else f'{self.rank} {type(error).__name__}: {error}'
         try:
@@ -123,6 +125,15 @@ class Watch:
             # Whoever keeps the store is gone.
             return ''
         return lost if found == text else None
+
+    def _another_speaks(self) -> bool:
+        """Wait for the word of the rank that has failed first; it may be about to leave it."""
+        start = time.monotonic()
+        while time.monotonic() - start < FAREWELL_SECONDS:
+            if self.store.check([_FAULT]):
+                return True
+            time.sleep(0.05)
+        return False
 
     def _lost(self, error: str) -> str:
         """Say which rank a broken connection was to, where it left no word."""
