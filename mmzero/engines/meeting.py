@@ -69,6 +69,7 @@ def _meet(what: str) -> None:
     if store.add(key, 1) == dist.get_world_size():
         store.set(f'{key}/all', '')
     fault = _wait_for_all(f'{key}/all', number, what)
+    here.state = 'goes'
     if fault is not None:
         # As if this rank had not come.
         store.add(key, -1)

@@ -363,6 +363,7 @@ def changing_order(folder: str) -> None:
     runner_of(folder, loader(Numbered(5)), Changing()).val()
 
 
+@pytest.mark.slow
 def test_an_order_that_changes_is_named(tmp_path: Path) -> None:
     """A rank without a batch cannot know what the next forward runs."""
     with pytest.raises(AssertionError, match='PlanError: rank 1 has no more batches in val, and cannot take part'):
