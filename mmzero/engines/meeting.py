@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from mmzero._compat import default_store, group_timeout
 from mmzero.engines.place import alone, here, places
-from mmzero.engines.watch import HERE
+from mmzero.engines.watch import TRAIL
 from mmzero.errors import CheckpointError
 
 # How long to wait before asking where the others are; ranks are rarely further apart.
@@ -54,12 +54,12 @@ def meet(what: str) -> None:
     """
     if alone():
         return
-    before = HERE.doing
-    HERE.note(f'waiting for all ranks to {what}')
+    before = TRAIL.doing
+    TRAIL.note(f'waiting for all ranks to {what}')
     try:
         _meet(what)
     finally:
-        HERE.note(before)
+        TRAIL.note(before)
 
 
 def _meet(what: str) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from mmzero.checkpoint import clean_names, fitting_names
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, plan_units, started
-from mmzero.engines.watch import HERE, start_watch
+from mmzero.engines.watch import TRAIL, start_watch
 from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
 from mmzero.planner import plan_report
@@ -161,9 +161,9 @@ class ZeroModelWrapper(nn.Module):
     def _doing(self, step: str) -> Iterator[None]:
         """Note for the watch which step of its kind this is."""
         self._steps[step] += 1
-        HERE.note(f'in {step} {self._steps[step]}')
+        TRAIL.note(f'in {step} {self._steps[step]}')
         yield
-        HERE.note(f'after {step} {self._steps[step]}')
+        TRAIL.note(f'after {step} {self._steps[step]}')
 
     def val_step(self, data: Any) -> list:
         """Predict on a batch.

@@ -36,7 +36,7 @@ from mmzero.engines.materialize import (
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
-from mmzero.engines.watch import HERE
+from mmzero.engines.watch import TRAIL
 from mmzero.errors import ConfigError, PlanError
 from mmzero.policies import Gathering, WrapPlan
 
@@ -205,4 +205,4 @@ class FSDP2Engine(ParamGradEngine):
 
 
 def _come_to(unit: str, phase: str) -> None:
-    HERE.come_to(f'the {phase} {unit}')
+    TRAIL.come_to(f'the {phase} {unit}')

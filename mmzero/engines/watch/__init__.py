@@ -1,6 +1,6 @@
 """Ranks that part ways end within seconds, and say where they stand."""
 
-from mmzero.engines.watch.places import HERE
+from mmzero.engines.watch.trail import TRAIL
 from mmzero.engines.watch.watcher import (
     leave_quietly,
     record_for_launcher,
@@ -11,7 +11,7 @@ from mmzero.engines.watch.watcher import (
 )
 
 __all__ = [
-    'HERE',
+    'TRAIL',
     'leave_quietly',
     'record_for_launcher',
     'start_watch',

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mmzero.engines.watch.places import WHAT_TO_DO
+from mmzero.engines.watch.trail import WHAT_TO_DO
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 [Note: the watch]
 A rank that waits for one that will never come sits in a collective, where no Python code of its main thread runs and no
 error can be raised. So a thread of each rank looks now and then where its main thread is (see
-:mod:`mmzero.engines.watch.places`). While that moves on, it leaves a sign of life at the process group's store, one
+:mod:`mmzero.engines.watch.trail`). While that moves on, it leaves a sign of life at the process group's store, one
 message per look. Once it has waited for others for the limit, the thread reads where they are, and where they have
 parted ways it prints one error, the same on every rank, and ends the process. An error that a rank ends with is left at
 the store as well, so that the others, which would wait for it, end, too.
@@ -31,9 +31,9 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from mmzero._compat import default_store
 from mmzero.engines.watch.board import Board
-from mmzero.engines.watch.places import HERE
 from mmzero.engines.watch.reports import Report, gone, parted
 from mmzero.engines.watch.stacks import in_backward, main_frames, shown, waits_for_others
+from mmzero.engines.watch.trail import TRAIL
 from mmzero.errors import OfAnotherRank, RanksPartedError, ZeroError
 
 LOOKS_PER_LIMIT = 10
@@ -70,9 +70,9 @@ class Watch:
         self.on_gpu = torch.cuda.is_available()
         self._stop = threading.Event()
         self._told = False
-        self._leave_report(Report(self.rank, 0, [], HERE.doing, 0, '', self.host, self.pid))
+        self._leave_report(Report(self.rank, 0, [], TRAIL.doing, 0, '', self.host, self.pid))
         self.board = self._open_board()
-        HERE.start_on(self.board)
+        TRAIL.start_on(self.board)
         self._thread = threading.Thread(target=self._run, name='mmzero watch', daemon=True)
         self._thread.start()
 
@@ -167,14 +167,14 @@ class Watch:
                 self._end(f'rank {self.rank} waits at {report.at()}, and whoever keeps the store (rank 0) is gone')
 
     def _look(self) -> Report:
-        moves, frames = HERE.moves(), main_frames()
+        moves, frames = TRAIL.moves(), main_frames()
         waits = waits_for_others(frames) or self._waits_unseen(frames)
         now = time.monotonic()
         if moves != self._moves or not waits:
             self._moves, self._since = moves, now if waits else None
         waiting = 0.0 if self._since is None else now - self._since
         stack = shown(frames) if waiting >= self.limit else ''
-        return Report(self.rank, moves[0], HERE.last(), HERE.doing, waiting, stack, self.host, self.pid)
+        return Report(self.rank, moves[0], TRAIL.last(), TRAIL.doing, waiting, stack, self.host, self.pid)
 
     def _waits_unseen(self, frames: list[FrameType]) -> bool:
         """Whether it waits where no stack shows for what: in autograd's engine, or for a GPU.
@@ -184,7 +184,7 @@ class Watch:
         """
         now = (id(frames[0]), frames[0].f_lasti) if frames else None
         stays, self._instruction = now is not None and now == self._instruction, now
-        in_step = HERE.doing.startswith('in ')
+        in_step = TRAIL.doing.startswith('in ')
         return (self.waits_in_backward and in_backward(frames)) or (self.on_gpu and in_step and stays)
 
     def _compare(self, report: Report) -> None:
@@ -193,7 +193,7 @@ class Watch:
         self._leave_report(report)
         if report.waiting >= self.limit:
             fault = parted(self._reports(), self.limit)
-            if fault is not None and HERE.moves() == self._moves:
+            if fault is not None and TRAIL.moves() == self._moves:
                 self._end_all(fault)
 
     def _leave_report(self, report: Report) -> None:
@@ -308,7 +308,7 @@ def stop_watch() -> None:
     global _watch
     if _watch is not None:
         _watch.stop()
-        HERE.start_on(None)
+        TRAIL.start_on(None)
         _watch = None
 
 

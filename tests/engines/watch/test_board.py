@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmzero.engines.watch.board import PLACE_BYTES, SLOTS, Board, Page, as_place, as_text
-from mmzero.engines.watch.places import Places
+from mmzero.engines.watch.trail import Trail
 from mmzero.errors import RanksPartedError
 
 
@@ -64,10 +64,10 @@ def test_long_places_keep_their_end() -> None:
 
 
 def test_error_names_both() -> None:
-    ranks = [Places(), Places()]
-    for places, board in zip(ranks, boards(2), strict=True):
-        places.start_on(board)
-        places.note('in train_step 3')
+    ranks = [Trail(), Trail()]
+    for trail, board in zip(ranks, boards(2), strict=True):
+        trail.start_on(board)
+        trail.note('in train_step 3')
     ranks[0].come_to('the forward of the unit a (A)')
     wanted = (
         'rank 1 has come to the forward of the unit b .B., in train_step 3, '

@@ -5,7 +5,7 @@ from types import FrameType
 
 import pytest
 
-from mmzero.engines.watch.places import HERE
+from mmzero.engines.watch.trail import TRAIL
 from mmzero.engines.watch.watcher import Watch
 
 
@@ -18,7 +18,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Without a process group, and so without its thread."""
     made = object.__new__(Watch)
     made.waits_in_backward, made.on_gpu, made._instruction = False, True, None
-    monkeypatch.setattr(HERE, 'doing', 'in train_step 3')
+    monkeypatch.setattr(TRAIL, 'doing', 'in train_step 3')
     return made
 
 
@@ -33,7 +33,7 @@ def test_not_without_a_gpu(watch: Watch) -> None:
 
 
 def test_not_between_steps(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HERE, 'doing', 'after train_step 3')
+    monkeypatch.setattr(TRAIL, 'doing', 'after train_step 3')
     one = frame()
     assert not any(watch._waits_unseen([one]) for _ in range(3))
 

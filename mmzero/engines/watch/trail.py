@@ -1,4 +1,4 @@
-"""Where this rank is: what it does together with the others, one after the other."""
+"""The trail of this rank: what it does together with the others, one after the other."""
 
 from collections import deque
 
@@ -8,8 +8,8 @@ from mmzero.errors import RanksPartedError
 KEPT = 256
 
 
-class Places:
-    """The last places that this rank has come to.
+class Trail:
+    """The last places that this rank has come to, and what it does between them.
 
     All ranks of a right program come to the same places in the same order, since there they communicate. The main
     thread, and autograd's, write; the watch reads.
@@ -93,5 +93,5 @@ WHAT_TO_DO = (
     'find_unused_parameters=True'
 )
 
-HERE = Places()
+TRAIL = Trail()
 """For the life of the process, as a rank is in one place at a time."""
