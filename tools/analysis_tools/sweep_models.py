@@ -8,8 +8,18 @@ import argparse
 import json
 from pathlib import Path
 
-from mmzero.analysis.sweep import FAILED, FAILS_PLAINLY, FAILS_UNDER_DDP, SIZES, Limits, Results
-from mmzero.analysis.sweep import one_per_family, summary, sweep, table
+from mmzero.analysis.sweep import (
+    FAILED,
+    FAILS_PLAINLY,
+    FAILS_UNDER_DDP,
+    SIZES,
+    Limits,
+    Results,
+    one_per_family,
+    summary,
+    sweep,
+    table,
+)
 from mmzero.runner import run_tool
 
 RETRY = {'failed': (FAILED,), 'all': (FAILED, FAILS_PLAINLY, FAILS_UNDER_DDP)}

@@ -1,7 +1,7 @@
 """How far two trainings are apart, and how far they may be."""
 
 import math
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ BOUNDS = dict(loss=1e-6, norm=1e-6, grad=1e-6, update=1e-5, tensor=1e-4, buffer=
 floor; of the update after the last step, over the model and per tensor; of buffers, per tensor."""
 
 ROOM = 1.5
-"""How many times farther than a run that is rounded otherwise a model may be, where that run itself leaves the bound."""
+"""How many times farther than a reference that is rounded otherwise a training may be."""
 
-NOISE = 1e-4
-"""Elements of a gradient below this share of the tensor's root mean square are taken for rounding noise: Adam makes a
-full step of any gradient, also of what rounding left of one that is truly zero, such as that of a key's bias."""
+FLOOR = 1e-3
+"""What is added to the update of a tensor, as a share of that of the model: some gradients are truly zero, such as that
+of a bias before a batch norm, and what rounding leaves of them is no measure."""
 
 
 def distances(found: Record, reference: Record) -> dict[str, float]:
@@ -43,7 +43,19 @@ def distances(found: Record, reference: Record) -> dict[str, float]:
 
 
 def _largest(ours: list[float], theirs: list[float]) -> float:
-    return max(abs(a - b) / max(abs(b), 1e-12) for a, b in zip(ours, theirs, strict=True))
+    return largest([abs(a - b) / max(abs(b), 1e-12) for a, b in zip(ours, theirs, strict=True)])
+
+
+def largest(values: Iterable[float]) -> float:
+    """Find the largest value, NaN where there is one, which Python's ``max`` may pass over.
+
+    Args:
+        values (Iterable[float]): The values.
+
+    Returns:
+        float: The largest; 0 of none.
+    """
+    return float(torch.tensor([0.0, *values], dtype=torch.float64).max())
 
 
 def _weights(found: Record, reference: Record) -> dict[str, float]:
@@ -58,24 +70,22 @@ def _weights(found: Record, reference: Record) -> dict[str, float]:
     ]
     if still:
         raise ValueError(f'moved without a gradient: {", ".join(still[:5])} ({len(still)})')
+    # The floor is 1e-7 of the norm over the model, at the bound.
     total = float(_norm(grads))
-    off, moved = {}, {}
-    for name, grad in grads.items():
-        real = grad.abs() >= NOISE * grad.square().mean().sqrt()
-        off[name] = (found.after[name] - reference.after[name])[real]
-        moved[name] = (reference.after[name] - reference.before[name])[real]
+    off = {name: found.after[name] - reference.after[name] for name in grads}
+    moved = {name: reference.after[name] - reference.before[name] for name in grads}
+    all_moved = float(_norm(moved))
     return dict(
-        grad=max(_grad(found.grads[name], grad, total) for name, grad in grads.items()),
-        update=float(_norm(off) / _norm(moved)),
-        tensor=max(float(off[name].norm() / moved[name].norm()) for name in grads if moved[name].norm()),
-        buffer=max([0.0, *(_relative(found.buffers[name], value) for name, value in reference.buffers.items())]),
+        grad=largest(_share(found.grads[name] - grad, grad, 0.1 * total) for name, grad in grads.items()),
+        update=float(_norm(off)) / max(all_moved, 1e-12),
+        tensor=largest(_share(off[name], moved[name], FLOOR * all_moved) for name in grads),
+        buffer=largest(_relative(found.buffers[name], value) for name, value in reference.buffers.items()),
     )
 
 
-def _grad(found: Any, reference: Tensor, total: float) -> float:
-    # The floor: 1e-7 of the norm over the model, at the bound.
-    scale = float(reference.norm()) + 0.1 * total
-    return float((found - reference).norm()) / scale if scale else 0.0
+def _share(part: Tensor, whole: Tensor, floor: float) -> float:
+    scale = float(whole.norm()) + floor
+    return float(part.norm()) / scale if scale else 0.0
 
 
 def _relative(found: Tensor, reference: Tensor) -> float:
@@ -88,16 +98,27 @@ def _norm(tensors: dict[str, Tensor]) -> Tensor:
     return torch.stack([tensor.norm() for tensor in tensors.values()]).norm()
 
 
-def beyond(found: dict[str, float], rounded: dict[str, float] | None = None) -> dict[str, float]:
+def bound(what: str, rounded: Mapping[str, float]) -> float:
+    """Say how far a quantity may be off.
+
+    Args:
+        what (str): A key of :data:`BOUNDS`.
+        rounded (Mapping[str, float]): Distances of the reference from itself where its gradients are rounded otherwise.
+
+    Returns:
+        float: The project's bound, or ROOM times the distance that rounding alone makes.
+    """
+    return max(BOUNDS[what], ROOM * rounded.get(what, 0.0))
+
+
+def beyond(found: Mapping[str, float], rounded: Mapping[str, float]) -> list[str]:
     """Say which distances are larger than allowed.
 
     Args:
-        found (dict[str, float]): From :func:`distances`.
-        rounded (dict[str, float], optional): Distances of the reference from itself where its gradients are rounded
-            otherwise. Defaults to None: the project's bounds alone.
+        found (Mapping[str, float]): From :func:`distances`.
+        rounded (Mapping[str, float]): As for :func:`bound`; empty for the project's bounds alone.
 
     Returns:
-        dict[str, float]: The bounds that are not kept, by quantity.
+        list[str]: The quantities; one that is no number is among them.
     """
-    bounds = {what: max(BOUNDS[what], ROOM * (rounded or {}).get(what, 0.0)) for what in found}
-    return {what: bound for what, bound in bounds.items() if not found[what] <= bound}
+    return [what for what in found if not found[what] <= bound(what, rounded)]

@@ -26,8 +26,13 @@ from mmzero.analysis.sweep.training import Way, train
 PRELOADED = ('mmzero', 'mmzero.analysis.sweep.ranks', 'mmdet.models', 'mmdet.testing')
 """Imported once, by the server that all processes are forked from; what is not installed is passed over."""
 
+STANDARD_LIBRARY, TORCH = str(Path(os.__file__).parent), str(Path(torch.__file__).parent)
+
 LONGEST, LOG_END = 200, 2000
 """Characters of a reason, and of the end of a rank's log that is kept where it failed."""
+
+START_SECONDS = 180
+"""Until all ranks are there; the first of all processes imports every package."""
 
 GRACE_SECONDS = 10
 """How long the other ranks may take to tell what went wrong once one has failed."""
@@ -102,16 +107,21 @@ def run_ranks(config: str, size: int, ways: Sequence[Way], world_size: int, fold
 
 def _collect(pipes: list, processes: list, ways: Sequence[Way], folder: Path, limits: Limits) -> Outcome:
     outcome = Outcome()
+    # Reading the config and meeting the other ranks is no part of a training.
+    _, errors = _one_way(pipes, processes, time.monotonic() + START_SECONDS)
     for way in ways:
         begun = time.monotonic()
-        values, errors = _one_way(pipes, processes, begun + limits.seconds)
+        values: dict[int, Any] = {}
+        if not errors:
+            values, errors = _one_way(pipes, processes, begun + limits.seconds)
         outcome.seconds[way] = time.monotonic() - begun
         if len(values) == len(pipes):
             outcome.done[way] = [values[rank] for rank in range(len(pipes))]
             continue
         outcome.failed = way
         if not errors:
-            places = [f'rank {rank} in {_place(folder / f"stack{rank}")}' for rank in range(len(pipes)) if rank not in values]
+            stuck = [rank for rank in range(len(pipes)) if rank not in values]
+            places = [f'rank {rank} in {_place(folder / f"stack{rank}")}' for rank in stuck]
             errors = [f'hung for {limits.seconds:.0f} s: {", ".join(places)}']
         logs = [(folder / f'log{rank}').read_text(errors='replace')[-LOG_END:] for rank in range(len(pipes))]
         outcome.trace = '\n'.join([*errors, *logs])
@@ -121,24 +131,28 @@ def _collect(pipes: list, processes: list, ways: Sequence[Way], folder: Path, li
 
 
 def _one_way(pipes: list[Connection], processes: list, deadline: float) -> tuple[dict[int, Any], list[str]]:
+    """Wait until every rank has told what came of a training; returns values by rank, and errors as they came."""
     values: dict[int, Any] = {}
     errors: list[str] = []
-    open_ranks = set(range(len(pipes)))
-    while open_ranks and (left := deadline - time.monotonic()) > 0:
-        for pipe in wait([pipes[rank] for rank in open_ranks], timeout=left):
-            rank = pipes.index(pipe)  # type: ignore[arg-type]
-            open_ranks.discard(rank)
-            try:
-                ok, value = pipe.recv()  # type: ignore[union-attr]
-            except EOFError:
-                processes[rank].join()
-                ok, value = False, f'rank {rank} ended with {_exit(processes[rank].exitcode)}'
+    waiting = dict(enumerate(pipes))
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        ready = wait(list(waiting.values()), timeout=left)
+        for rank in [rank for rank, pipe in waiting.items() if pipe in ready]:
+            ok, value = _received(waiting.pop(rank), rank, processes[rank])
             if ok:
                 values[rank] = value
                 continue
             errors.append(value)
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
     return values, errors
+
+
+def _received(pipe: Connection, rank: int, process: Any) -> tuple[bool, Any]:
+    try:
+        return pipe.recv()
+    except EOFError:
+        process.join()
+        return False, f'RuntimeError: rank {rank} ended with {_exit(process.exitcode)}'
 
 
 def _exit(code: int) -> str:
@@ -153,7 +167,7 @@ def _error_line(text: str) -> str:
     error = re.sub(r'^(\w+\.)+(?=\w+:)', '', error)
     if ':' not in error:
         file, line = re.findall(r'File "([^"]+)", line (\d+)', text)[-1] if 'File "' in text else ('', '')
-        error += f' in {file.split("site-packages/")[-1]}:{line}'
+        error += f' in {"/".join(Path(file).parts[-3:])}:{line}'
     return error if len(error) <= LONGEST else f'{error[:LONGEST]}...'
 
 
@@ -162,12 +176,13 @@ def _place(stack: Path) -> str:
     text = stack.read_text() if stack.exists() else ''
     main = text.split('\n\n')[-1]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\w+)', main)
-    for file, line, function in frames:
-        if '/torch/' not in file and '/lib/python' not in file.replace('/site-packages/', '/'):
-            break
-    else:
-        file, line, function = frames[0] if frames else ('an unknown place', '0', '')
-    return f'{file.split("site-packages/")[-1]}:{line} {function}'
+    others = [frame for frame in frames if not _is_foreign(frame[0])]
+    file, line, function = [*others, *frames, ('an unknown place', '0', '')][0]
+    return f'{"/".join(Path(file).parts[-3:])}:{line} {function}'
+
+
+def _is_foreign(file: str) -> bool:
+    return file.startswith((TORCH, '<')) or (file.startswith(STANDARD_LIBRARY) and 'site-packages' not in file)
 
 
 def _on_rank(
@@ -198,6 +213,7 @@ def _on_rank(
             )
         MMLogger.get_instance('sweep', log_level='WARNING')
         case = Case(read(config), size)
+        pipe.send((True, None))
         for way in ways:
             with open(folder / f'stack{rank}', 'w') as stack:
                 faulthandler.dump_traceback_later(0.9 * limits.seconds, file=stack)

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from mmzero.analysis.sweep.judge import FAILED, FAILS_PLAINLY, FAILS_UNDER_DDP, PASSED, Verdict
+from mmzero.analysis.sweep.comparison import BOUNDS, bound
 from mmzero.analysis.sweep.reduction import SIZES
 from mmzero.analysis.sweep.training import OPTIMIZER, STEPS
+from mmzero.analysis.sweep.verdict import PASSED, STATUSES, Verdict
 
 RULES = f'{STEPS} steps, {OPTIMIZER}, sizes {SIZES}'
 WATCHED = ('mmzero', 'torch', 'mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation', 'mmpretrain')
@@ -93,7 +93,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     lines = []
     for stage in sorted({verdict.stage for verdict in verdicts}):
         counts = Counter(verdict.status for verdict in verdicts if verdict.stage == stage)
-        words = [f'{counts[status]} {status}' for status in (PASSED, FAILED, FAILS_UNDER_DDP, FAILS_PLAINLY)]
+        words = [f'{counts[status]} {status}' for status in STATUSES if counts[status]]
         lines.append(f'stage {stage}: {", ".join(words)}')
     return '\n'.join(lines)
 
@@ -108,7 +108,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
         str: Two tables; one without rows is left out.
     """
     compared = [verdict for verdict in verdicts if verdict.equal]
-    heads = ('config', 'stage', 'status', 'M param.', 'units', 'px', 'equal', 'bound', 'different', 'of bound', 's')
+    heads = ('config', 'stage', 'status', 'M param.', 'units', 'px', 'equal', 'different', 'seconds')
     parts = [_markdown(heads, map(_row, compared))] if compared else []
     others = [verdict for verdict in verdicts if verdict.status != PASSED]
     rows = ((_short(item), str(item.stage), item.status, _cell(item.reason)) for item in others)
@@ -117,8 +117,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def _row(item: Verdict) -> tuple[str, ...]:
-    apart = item.different or item.own
-    part = 'different' if item.different else 'own'
+    different = _worst(item, 'different') if item.different else _worst(item, 'own') + ', objects on both'
     return (
         _short(item),
         str(item.stage),
@@ -126,27 +125,20 @@ def _row(item: Verdict) -> tuple[str, ...]:
         f'{item.parameters / 1e6:.1f}',
         str(item.units),
         str(item.size),
-        f'{max(item.equal.values()):.1e}',
-        f'{_bounds(item, "equal", item.equal):.1e}',
-        f'{max(apart.values()):.1e}' if apart else '',
-        _worst(item, part, apart),
+        _worst(item, 'equal'),
+        different if item.different or item.own else '',
         f'{item.seconds:.0f}',
     )
 
 
-def _bounds(item: Verdict, part: str, apart: dict[str, float]) -> float:
-    from mmzero.analysis.sweep.comparison import BOUNDS, ROOM
-
-    return max(max(BOUNDS[what], ROOM * item.rounded.get(part, {}).get(what, 0)) for what in apart)
-
-
-def _worst(item: Verdict, part: str, apart: dict[str, float]) -> str:
-    from mmzero.analysis.sweep.comparison import BOUNDS
-
+def _worst(item: Verdict, part: str) -> str:
+    """The quantity that is nearest to its bound, or farthest beyond it, with that bound where rounding moved it."""
+    apart, rounded = getattr(item, part), item.rounded.get(part, {})
     if not apart:
         return ''
     what = max(apart, key=lambda name: apart[name] / BOUNDS[name])
-    return f'{apart[what] / BOUNDS[what]:.2f} ({what})'
+    moved = f' of {bound(what, rounded):.0e}' if bound(what, rounded) > BOUNDS[what] else ''
+    return f'{what} {apart[what]:.0e}{moved}'
 
 
 def _short(item: Verdict) -> str:
@@ -160,8 +152,3 @@ def _cell(text: str) -> str:
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ['---'] * len(heads), *rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-
-
-def as_data(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Verdicts for a JSON file."""
-    return [verdict.as_dict() for verdict in verdicts]

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from mmzero.analysis.sweep.judge import Judge, Verdict
+from mmzero.analysis.sweep.judge import judge
 from mmzero.analysis.sweep.ranks import Limits
 from mmzero.analysis.sweep.reduction import SIZES
 from mmzero.analysis.sweep.results import Results
+from mmzero.analysis.sweep.trials import Trials
+from mmzero.analysis.sweep.verdict import Verdict
 
 
 def sweep(
@@ -35,14 +37,14 @@ def sweep(
         missing = results.missing(config, stages, retry)
         if not missing:
             continue
-        judge = Judge(config, limits, sizes)
+        trials = Trials(config, limits, sizes)
         try:
             for stage in missing:
-                found.append(judge.judge(stage))
+                found.append(judge(trials, stage))
                 results.add(found[-1])
                 print(_line(found[-1]), flush=True)
         finally:
-            judge.close()
+            trials.close()
     return found
 
 

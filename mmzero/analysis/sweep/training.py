@@ -19,7 +19,7 @@ from mmzero.wrappers import ZeroModelWrapper, ZeroOptimWrapper
 
 STEPS = dict(equal=3, empty=2, own=2)
 """Optimizer steps, by the data."""
-OPTIMIZER = dict(lr=0.01, momentum=0.9, weight_decay=1e-4)
+OPTIMIZER: dict[str, Any] = dict(lr=0.01, momentum=0.9, weight_decay=1e-4)
 MAX_NORM = 1.0
 _numbers = itertools.count()
 

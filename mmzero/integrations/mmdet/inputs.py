@@ -9,11 +9,14 @@ from mmdet.models.detectors.semi_base import SemiBaseDetector
 from mmdet.models.mot.base import BaseMOTModel
 from mmdet.models.reid.base_reid import BaseReID
 from mmdet.structures import ReIDDataSample
-from mmdet.testing import demo_mm_inputs, demo_track_inputs
+from mmdet.testing import demo_mm_inputs, demo_mm_proposals, demo_track_inputs
 from torch import nn
 
 IMAGES = 2
 """In a batch; batch norm over the 1 x 1 maps of small images needs more than one."""
+
+PROPOSALS = 20
+"""For an image."""
 
 
 def demo_batch(model: nn.Module, size: int, number: int, *, classes: int, empty: bool = False) -> dict:
@@ -44,7 +47,10 @@ def demo_batch(model: nn.Module, size: int, number: int, *, classes: int, empty:
 
 def _images(size: int, number: int, classes: int, empty: bool) -> dict:
     batch = _last_of_series(demo_mm_inputs, size, number, empty, with_semantic=True)
-    for sample in batch['data_samples']:
+    proposals = demo_mm_proposals([(3, size, size)] * IMAGES, PROPOSALS)
+    for sample, proposed in zip(batch['data_samples'], proposals, strict=True):
+        # For models without a first stage of their own.
+        sample.proposals = proposed
         # What models of mmdet ask an image's data for beyond what the helper sets.
         sample.set_metainfo(dict(pad_shape=(size, size), batch_input_shape=(size, size)))
         sample.gt_instances.labels %= classes
