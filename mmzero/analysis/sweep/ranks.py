@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -198,6 +199,7 @@ def _on_rank(
     bytes_ = int(limits.gib * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (bytes_, bytes_))
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     log = os.open(folder / f'log{rank}', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -225,6 +227,13 @@ def _on_rank(
         pipe.send((False, traceback.format_exc()))
     # Without waiting for the other ranks: closed connections end those that wait for this one.
     os._exit(0)
+
+
+def _end_with_the_sweep() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _trained(case: Case, way: Way, rank: int, folder: Path) -> dict[str, Any]:
