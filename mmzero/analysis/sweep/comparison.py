@@ -63,6 +63,7 @@ def _weights(found: Record, reference: Record) -> dict[str, float]:
     if one_sided:
         raise ValueError(f'gradients in one of the trainings only: {", ".join(one_sided[:5])} ({len(one_sided)})')
     grads = {name: grad for name, grad in reference.grads.items() if grad is not None}
+    ours = {name: grad for name, grad in found.grads.items() if grad is not None}
     still = [
         name
         for name in reference.before
@@ -76,7 +77,7 @@ def _weights(found: Record, reference: Record) -> dict[str, float]:
     moved = {name: reference.after[name] - reference.before[name] for name in grads}
     all_moved = float(_norm(moved))
     return dict(
-        grad=largest(_share(found.grads[name] - grad, grad, 0.1 * total) for name, grad in grads.items()),
+        grad=largest(_share(ours[name] - grad, grad, 0.1 * total) for name, grad in grads.items()),
         update=float(_norm(off)) / max(all_moved, 1e-12),
         tensor=largest(_share(off[name], moved[name], FLOOR * all_moved) for name in grads),
         buffer=largest(_relative(found.buffers[name], value) for name, value in reference.buffers.items()),

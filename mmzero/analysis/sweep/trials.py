@@ -79,6 +79,8 @@ class Trials:
     def train(self, *ways: Way) -> None:
         """Train in several ways, in the same processes as long as nothing fails, unless that was done before.
 
+        Where a reference fails the others are still trained; where the pair does, what comes after it is not.
+
         Args:
             *ways (Way): All with a process group, or all without.
         """
@@ -90,6 +92,8 @@ class Trials:
             self.seconds += sum(outcome.seconds.values())
             if outcome.failed is not None:
                 self._failed[outcome.failed] = Failure(f'{outcome.failed}: {outcome.reason}', outcome.trace)
+                if outcome.failed.wrapper == 'zero':
+                    break
             left = [way for way in left if way not in self._done and way not in self._failed]
 
     def failure(self, way: Way) -> Failure | None:

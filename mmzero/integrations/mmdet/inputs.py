@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmdet.models import BaseMOTModel
 from mmdet.models.detectors.semi_base import SemiBaseDetector
-from mmdet.models.mot.base import BaseMOTModel
 from mmdet.models.reid.base_reid import BaseReID
 from mmdet.structures import ReIDDataSample
 from mmdet.testing import demo_mm_inputs, demo_mm_proposals, demo_track_inputs
