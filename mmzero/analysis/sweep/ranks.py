@@ -24,8 +24,7 @@ from mmzero.analysis.sweep.families import read
 from mmzero.analysis.sweep.models import Case
 from mmzero.analysis.sweep.training import Way, train
 
-PRELOADED = ('mmzero', 'mmzero.analysis.sweep.ranks', 'mmdet.models', 'mmdet.testing')
-"""Imported once, by the server that all processes are forked from; what is not installed is passed over."""
+PRELOADED = ['mmzero', 'mmzero.analysis.sweep.preload']
 
 STANDARD_LIBRARY, TORCH = str(Path(os.__file__).parent), str(Path(torch.__file__).parent)
 
@@ -88,7 +87,7 @@ def run_ranks(config: str, size: int, ways: Sequence[Way], world_size: int, fold
         Outcome: Of the ways up to the first that failed.
     """
     context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(PRELOADED)
     (folder / 'store').unlink(missing_ok=True)
     pipes, processes = [], []
     for rank in range(world_size):

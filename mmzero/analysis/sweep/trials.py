@@ -1,5 +1,6 @@
 """The trainings of one config: each is run once, in whatever order they are asked for."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Trials:
         """Train the plain model, on the first size on which it trains.
 
         Returns:
-            Failure, optional: Of the last size that was tried; None where it trains.
+            Failure, optional: Of the last size that was tried; None where it trains, with numbers that are finite.
         """
         for size in self.sizes if PLAIN not in self._done else ():
             self.size = size
@@ -74,7 +75,7 @@ class Trials:
             failure = self.failure(PLAIN)
             if failure is None or failure.is_memory or any(word in failure.trace for word in WHATEVER_THE_SIZE):
                 break
-        return self.failure(PLAIN)
+        return self.failure(PLAIN) or _not_finite(self.first(PLAIN))
 
     def train(self, *ways: Way) -> None:
         """Train in several ways, in the same processes as long as nothing fails, unless that was done before.
@@ -147,3 +148,10 @@ class Trials:
         if weights.exists():
             records[0] = Record(**torch.load(weights, mmap=True))
         return records
+
+
+def _not_finite(result: dict[str, Any]) -> Failure | None:
+    losses, norms = result['losses'], result['norms']
+    if all(map(math.isfinite, [*losses, *norms])):
+        return None
+    return Failure(f'{PLAIN}: losses {losses} and gradient norms {norms}', '')

@@ -70,3 +70,9 @@ class NeedsLargeImages(Small):
         if inputs.shape[-1] < 64:
             raise ValueError('a small image')
         return super().forward(inputs, data_samples, mode)
+
+
+@MODELS.register_module()
+class Overflows(Small):
+    def factor(self) -> float:
+        return 1e38

@@ -21,6 +21,7 @@ MODELS = {
     'dies': dict(type='Dies'),
     'needs_objects': dict(type='NeedsObjects'),
     'needs_large': dict(type='NeedsLargeImages'),
+    'overflows': dict(type='Overflows'),
     'unknown': dict(type='NoSuchDetector'),
 }
 EXPECTED = {
@@ -30,6 +31,7 @@ EXPECTED = {
     'dies': ('fails plainly', 'none-equal: RuntimeError: rank 0 ended with SIGSEGV'),
     'needs_objects': ('fails under DDP', 'ddp-empty: ValueError: an image without objects'),
     'needs_large': ('passed', ''),
+    'overflows': ('fails plainly', 'none-equal: losses [inf, '),
     'unknown': ('fails plainly', "none-equal: KeyError: 'NoSuchDetector is not in the "),
 }
 
@@ -60,7 +62,7 @@ def test_verdicts(configs: dict[str, str], tmp_path: Path) -> None:
     assert 'strange_models.py' in found['hangs']['reason'].split('rank 1 in ')[1]
     assert found['needs_objects']['own'] and not found['needs_objects']['different']
     assert found['needs_large']['size'] == 64
-    assert '2 passed, 2 failed, 1 fails under DDP, 2 fails plainly' in (out / 'table.md').read_text()
+    assert '2 passed, 2 failed, 1 fails under DDP, 3 fails plainly' in (out / 'table.md').read_text()
     # A second start has nothing to do, but to try again what failed under the pair.
     before = (out / 'results.jsonl').read_text()
     done = run(sys.executable, TOOL, configs['dino'], configs['dies'], *options, '--retry', 'failed')
