@@ -8,8 +8,9 @@ from torch import Tensor
 
 from mmzero.analysis.sweep.training import Record
 
-BOUNDS = dict(loss=1e-6, norm=1e-6, grad=1e-6, update=1e-5, tensor=1e-4, buffer=1e-5)
-"""The project's bounds in fp32: of each loss and gradient norm, relative; of the first gradients, per tensor with a
+BOUNDS = dict(first=1e-6, loss=1e-6, norm=1e-6, grad=1e-6, update=1e-5, tensor=1e-4, buffer=1e-5)
+"""The project's bounds in fp32: of the first loss and gradient norm, which no rounding has grown into more yet; of each
+loss and norm, relative; of the first gradients, per tensor with a
 floor; of the update after the last step, over the model and per tensor; of buffers, per tensor."""
 
 ROOM = 1.5
@@ -36,14 +37,15 @@ def distances(found: Record, reference: Record) -> dict[str, float]:
     for name, record in (('reference', reference), ('training', found)):
         if not all(map(math.isfinite, [*record.losses, *record.norms])):
             raise ValueError(f'the {name} has losses {record.losses} and gradient norms {record.norms}')
-    apart = dict(loss=_largest(found.losses, reference.losses), norm=_largest(found.norms, reference.norms))
+    losses, norms = _apart(found.losses, reference.losses), _apart(found.norms, reference.norms)
+    apart = dict(first=largest([losses[0], norms[0]]), loss=largest(losses), norm=largest(norms))
     if reference.after:
         apart.update(_weights(found, reference))
     return apart
 
 
-def _largest(ours: list[float], theirs: list[float]) -> float:
-    return largest([abs(a - b) / max(abs(b), 1e-12) for a, b in zip(ours, theirs, strict=True)])
+def _apart(ours: list[float], theirs: list[float]) -> list[float]:
+    return [abs(a - b) / max(abs(b), 1e-12) for a, b in zip(ours, theirs, strict=True)]
 
 
 def largest(values: Iterable[float]) -> float:
@@ -80,7 +82,7 @@ def _weights(found: Record, reference: Record) -> dict[str, float]:
         grad=largest(_share(ours[name] - grad, grad, 0.1 * total) for name, grad in grads.items()),
         update=float(_norm(off)) / max(all_moved, 1e-12),
         tensor=largest(_share(off[name], moved[name], FLOOR * all_moved) for name in grads),
-        buffer=largest(_relative(found.buffers[name], value) for name, value in reference.buffers.items()),
+        buffer=_buffers(found.buffers, reference.buffers),
     )
 
 
@@ -89,10 +91,14 @@ def _share(part: Tensor, whole: Tensor, floor: float) -> float:
     return float(part.norm()) / scale if scale else 0.0
 
 
-def _relative(found: Tensor, reference: Tensor) -> float:
-    if not reference.is_floating_point():
-        return 0.0 if torch.equal(found, reference) else math.inf
-    return float((found - reference).norm() / reference.norm().clamp_min(1e-12))
+def _buffers(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    counts = [name for name, value in theirs.items() if not value.is_floating_point()]
+    if not all(torch.equal(ours[name], theirs[name]) for name in counts):
+        return math.inf
+    floats = {name: value for name, value in theirs.items() if name not in counts}
+    # Some running means are truly zero, too.
+    floor = FLOOR * float(_norm(floats)) if floats else 0.0
+    return largest(_share(ours[name] - value, value, floor) for name, value in floats.items())
 
 
 def _norm(tensors: dict[str, Tensor]) -> Tensor:

@@ -41,8 +41,9 @@ def changed(what: str) -> Record:
 def test_each_quantity_is_seen(what: str) -> None:
     apart = distances(changed(what), record())
     assert what in beyond(apart, {})
-    # Weights of one tensor are weights of the model.
-    assert set(beyond(apart, {})) - {'update'} == {what}
+    # Weights of one tensor are weights of the model, and the changed norm is that of the first step.
+    assert set(beyond(apart, {})) - {'update', 'first'} == {what}
+    assert ('first' in beyond(apart, {})) == (what == 'norm')
     # Where the reference is as far from itself, it is no fault; of a part of it, it is.
     assert not beyond(apart, apart)
     assert what in beyond(apart, {name: value / (2 * ROOM) for name, value in apart.items()})

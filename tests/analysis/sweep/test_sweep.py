@@ -26,7 +26,7 @@ MODELS = {
 }
 EXPECTED = {
     'dino': ('passed', ''),
-    'off': ('failed', 'equal: loss 2.0e-05 > '),
+    'off': ('failed', 'equal: first 2.0e-05 > 1.0e-06, loss 2.0e-05 > '),
     'hangs': ('failed', 'zero3-equal: hung for 15 s: rank 0 in '),
     'dies': ('fails plainly', 'none-equal: RuntimeError: rank 0 ended with SIGSEGV'),
     'needs_objects': ('fails under DDP', 'ddp-empty: ValueError: an image without objects'),
@@ -57,7 +57,7 @@ def test_verdicts(configs: dict[str, str], tmp_path: Path) -> None:
         assert found[name]['reason'].startswith(reason), found[name]['reason']
     dino = found['dino']
     assert dino['units'] > 3 and dino['parameters'] > 1e5 and dino['size'] == 32 and dino['seconds'] > 0
-    assert set(dino['equal']) == {'loss', 'norm'} and set(dino['different']) > {'grad', 'update', 'buffer'}
+    assert set(dino['equal']) == {'first', 'loss', 'norm'} and set(dino['different']) > {'grad', 'update', 'buffer'}
     # Where a rank hangs, its own line is named, not torch's.
     assert 'strange_models.py' in found['hangs']['reason'].split('rank 1 in ')[1]
     assert found['needs_objects']['own'] and not found['needs_objects']['different']
