@@ -43,11 +43,11 @@ class Limits:
     """What a rank may use.
 
     Args:
-        seconds (float): For one training, with building the model. Defaults to 180.
+        seconds (float): For one training, with building the model. Defaults to 300.
         gib (float): Memory of its own. Defaults to 3.5.
     """
 
-    seconds: float = 180
+    seconds: float = 300
     gib: float = 3.5
 
 
@@ -122,7 +122,7 @@ def _collect(pipes: list, processes: list, ways: Sequence[Way], folder: Path, li
         if not errors:
             stuck = [rank for rank in range(len(pipes)) if rank not in values]
             places = [f'rank {rank} in {_place(folder / f"stack{rank}")}' for rank in stuck]
-            errors = [f'hung for {limits.seconds:.0f} s: {", ".join(places)}']
+            errors = [f'hung, or slow: not done after {limits.seconds:.0f} s; {", ".join(places)}']
         logs = [(folder / f'log{rank}').read_text(errors='replace')[-LOG_END:] for rank in range(len(pipes))]
         outcome.trace = '\n'.join([*errors, *logs])
         outcome.reason = _error_line(errors[0])
