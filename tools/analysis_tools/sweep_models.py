@@ -15,7 +15,7 @@ from mmzero.analysis.sweep import (
     SIZES,
     Limits,
     Results,
-    one_per_family,
+    families,
     summary,
     sweep,
     table,
@@ -34,7 +34,10 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('configs', nargs='*', help='paths or names like mmdet::dino/...py; default: one per family')
     parser.add_argument('--package', default='mmdet', help='whose families; default: mmdet')
-    parser.add_argument('--every', type=int, default=1, help='take each n-th config only')
+    parser.add_argument(
+        '--tries', type=int, default=5, help='most configs of a family, until one trains plainly'
+    )
+    parser.add_argument('--every', type=int, default=1, help='take each n-th family or config only')
     parser.add_argument('--stages', type=int, nargs='+', choices=range(4), default=[3], help='ZeRO stages; default: 3')
     parser.add_argument('--sizes', type=int, nargs='+', default=list(SIZES), help='sides of the images in pixels')
     parser.add_argument('--seconds', type=float, default=Limits.seconds, help='time limit of one training')
@@ -48,11 +51,11 @@ def main() -> None:
     """Sweep, print, write."""
     args = parse_args()
     results = Results(args.out / 'results.jsonl')
-    configs = (args.configs or one_per_family(args.package))[:: args.every]
+    chosen = [[config] for config in args.configs] or families(args.package, args.tries)
     limits = Limits(args.seconds, args.gib)
-    sweep(configs, args.stages, results, limits=limits, sizes=args.sizes, retry=RETRY.get(args.retry, ()))
-    wanted = {(config, stage) for config in configs for stage in args.stages}
-    verdicts = [verdict for verdict in results.verdicts() if (verdict.config, verdict.stage) in wanted]
+    verdicts = sweep(
+        chosen[:: args.every], args.stages, results, limits=limits, sizes=args.sizes, retry=RETRY.get(args.retry, ())
+    )
     text = f'{table(verdicts)}\n\n{summary(verdicts)}\n'
     (args.out / 'table.md').write_text(text)
     (args.out / 'results.json').write_text(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2) + '\n')

@@ -1,6 +1,6 @@
 """The model-zoo sweep: configs of OpenMMLab packages under the pair, beside the plain model and stock DDP."""
 
-from mmzero.analysis.sweep.families import one_per_family
+from mmzero.analysis.sweep.families import families
 from mmzero.analysis.sweep.ranks import Limits
 from mmzero.analysis.sweep.reduction import SIZES
 from mmzero.analysis.sweep.results import Results, summary, table
@@ -17,7 +17,7 @@ __all__ = [
     'Limits',
     'Results',
     'Verdict',
-    'one_per_family',
+    'families',
     'summary',
     'sweep',
     'table',

@@ -39,21 +39,29 @@ def shipped_configs(package: str = 'mmdet') -> dict[str, list[Path]]:
     return found
 
 
-def one_per_family(package: str = 'mmdet') -> list[str]:
-    """Choose a config of each family: the first that can be read and has a model, else the first.
+def families(package: str = 'mmdet', tries: int = 1) -> list[list[str]]:
+    """Choose configs of each family: the first that can be read and has a model, and others spread over the rest.
 
     Args:
         package (str): Import name of the package. Defaults to 'mmdet'.
+        tries (int): At most how many of a family; the others are for where the first does not train. Defaults to 1.
 
     Returns:
-        list[str]: Names such as ``mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py``.
+        list[list[str]]: Names such as ``mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py``, by family.
     """
-    chosen = []
-    for paths in shipped_configs(package).values():
-        path = next((path for path in paths if _has_model(path)), paths[0])
-        parts = path.parts[len(path.parts) - path.parts[::-1].index('configs') :]
-        chosen.append(f'{package}::{"/".join(parts)}')
-    return chosen
+    return [[_name(package, path) for path in _spread(paths, tries)] for paths in shipped_configs(package).values()]
+
+
+def _spread(paths: list[Path], tries: int) -> list[Path]:
+    first = next((path for path in paths if _has_model(path)), paths[0])
+    others = [path for path in paths if path != first]
+    count = min(tries - 1, len(others))
+    return [first, *(others[index * len(others) // count] for index in range(count))]
+
+
+def _name(package: str, path: Path) -> str:
+    parts = path.parts[len(path.parts) - path.parts[::-1].index('configs') :]
+    return f'{package}::{"/".join(parts)}'
 
 
 def _has_model(path: Path) -> bool:

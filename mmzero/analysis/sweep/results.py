@@ -72,13 +72,20 @@ class Results:
         with self.path.open('a') as file:
             file.write(json.dumps(dict(entry, versions=self.versions)) + '\n')
 
-    def verdicts(self) -> list[Verdict]:
-        """All that hold for these versions.
+    def get(self, config: str, stage: int) -> Verdict:
+        """Look up a verdict.
+
+        Args:
+            config (str): The config's name.
+            stage (int): The ZeRO stage.
 
         Returns:
-            list[Verdict]: By config, then stage.
+            Verdict: The last one that was written for these versions.
+
+        Raises:
+            KeyError: If there is none.
         """
-        return [Verdict(**self._lines[key]) for key in sorted(self._lines)]
+        return Verdict(**self._lines[config, stage])
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:

@@ -7,11 +7,11 @@ from mmzero.analysis.sweep.ranks import Limits
 from mmzero.analysis.sweep.reduction import SIZES
 from mmzero.analysis.sweep.results import Results
 from mmzero.analysis.sweep.trials import Trials
-from mmzero.analysis.sweep.verdict import Verdict
+from mmzero.analysis.sweep.verdict import FAILS_PLAINLY, Verdict
 
 
 def sweep(
-    configs: Sequence[str],
+    families: Sequence[Sequence[str]],
     stages: Sequence[int],
     results: Results,
     *,
@@ -19,10 +19,11 @@ def sweep(
     sizes: Sequence[int] = SIZES,
     retry: Iterable[str] = (),
 ) -> list[Verdict]:
-    """Judge configs under stages, but for those that were judged before.
+    """Judge a config of each family under stages: the first that trains plainly. What was judged before is not again.
 
     Args:
-        configs (Sequence[str]): Paths, or names such as ``mmdet::dino/...py``.
+        families (Sequence[Sequence[str]]): Configs of each, in the order in which they are tried: paths, or names such
+            as ``mmdet::dino/...py``.
         stages (Sequence[int]): ZeRO stages.
         results (Results): Where verdicts are found and written.
         limits (Limits): What a rank may use.
@@ -30,29 +31,34 @@ def sweep(
         retry (Iterable[str]): Statuses to judge again. Defaults to none.
 
     Returns:
-        list[Verdict]: The new ones.
+        list[Verdict]: A verdict of each family and stage, new or old.
     """
     found: list[Verdict] = []
-    for config in configs:
-        missing = results.missing(config, stages, retry)
-        if not missing:
-            continue
-        trials = Trials(config, limits, sizes)
-        try:
-            for stage in missing:
-                found.append(judge(trials, stage))
-                results.add(found[-1])
-                print(_line(found[-1]), flush=True)
-        finally:
-            trials.close()
+    for configs in families:
+        for config in configs:
+            _judge(config, results.missing(config, stages, retry), results, limits, sizes)
+            if any(results.get(config, stage).status != FAILS_PLAINLY for stage in stages):
+                break
+        else:
+            # None trains: the first one says why.
+            config = configs[0]
+        found += [results.get(config, stage) for stage in stages]
     return found
 
 
+def _judge(config: str, stages: Sequence[int], results: Results, limits: Limits, sizes: Sequence[int]) -> None:
+    trials = Trials(config, limits, sizes)
+    try:
+        for stage in stages:
+            verdict = judge(trials, stage)
+            results.add(verdict)
+            print(_line(verdict), flush=True)
+    finally:
+        trials.close()
+
+
 def _line(item: Verdict) -> str:
-    apart = ', '.join(
-        f'{part} {max(values.values()):.1e}'
-        for part, values in (('equal', item.equal), ('different', item.different), ('own', item.own))
-        if values
-    )
+    parts = dict(equal=item.equal, different=item.different, own=item.own)
+    apart = ', '.join(f'{part} {max(values.values()):.1e}' for part, values in parts.items() if values)
     why = f': {item.reason}' if item.reason else ''
     return f'{item.config} stage {item.stage}: {item.status}{why} [{apart}] {item.seconds:.0f} s'

@@ -5,7 +5,7 @@ import copy
 import pytest
 from mmengine.config import Config
 
-from mmzero.analysis.sweep import one_per_family
+from mmzero.analysis.sweep import families
 from mmzero.analysis.sweep.families import read, shipped_configs
 from mmzero.analysis.sweep.reduction import reduced
 from mmzero.errors import ConfigError
@@ -38,18 +38,23 @@ def test_sizes_norms_and_weights_change_and_nothing_else() -> None:
     assert cfg.to_dict() == before
 
 
-def test_one_config_per_family() -> None:
-    names = one_per_family()
-    families = [name.split('::')[1].split('/')[0] for name in names]
-    assert len(names) >= 100 and len(set(families)) == len(names)
+def test_families() -> None:
+    found = families(tries=3)
+    names = [configs[0] for configs in found]
+    folders = [name.split('::')[1].split('/')[0] for name in names]
+    assert len(names) >= 100 and len(set(folders)) == len(names)
     assert 'mmdet::atss/atss_r101_fpn_1x_coco.py' in names
     # The first of the family has no model.
     assert read(next(name for name in names if '::openimages/' in name)).model.type
+    for configs in found:
+        assert 1 <= len(configs) == len(set(configs)) <= 3
+        assert all(name.split('/')[0] == configs[0].split('/')[0] for name in configs)
+    assert sum(len(configs) == 3 for configs in found) > 50
     assert all(path.suffix == '.py' and '_base_' not in path.parts for path in shipped_configs()['dino'])
 
 
 def test_errors() -> None:
     with pytest.raises(ConfigError, match='nosuchpackage: is not installed'):
-        one_per_family('nosuchpackage')
+        families('nosuchpackage')
     with pytest.raises(ConfigError, match='has no model; it is part of other configs'):
         read('mmdet::common/lsj-100e_coco-detection.py')

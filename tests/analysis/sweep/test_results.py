@@ -20,12 +20,22 @@ def test_a_second_start_skips_what_is_done(tmp_path: Path) -> None:
     assert again.missing('mmdet::dino/dino.py', [1, 2, 3]) == [1]
     assert again.missing('mmdet::dino/dino.py', [2, 3], retry=[FAILED]) == [2]
     assert again.missing('other', [3]) == [3]
-    assert again.verdicts() == [verdict(stage=2, status=FAILED, reason='x'), verdict()]
+    assert again.get('mmdet::dino/dino.py', 2) == verdict(stage=2, status=FAILED, reason='x')
     # The last word counts.
     again.add(verdict(stage=2))
-    assert [item.status for item in Results(path).verdicts()] == ['passed', 'passed']
-    # Nothing to do, so no process is started.
-    assert sweep(['mmdet::dino/dino.py'], [2, 3], again, limits=Limits()) == []
+    assert Results(path).get('mmdet::dino/dino.py', 2) == verdict(stage=2)
+    # Nothing to do, so no process is started and nothing is written.
+    size = path.stat().st_size
+    assert sweep([['mmdet::dino/dino.py']], [2, 3], again, limits=Limits()) == [verdict(stage=2), verdict()]
+    assert path.stat().st_size == size
+
+
+def test_the_first_config_of_a_family_that_trains_counts(tmp_path: Path) -> None:
+    results = Results(tmp_path / 'results.jsonl')
+    for name, status in dict(a=FAILS_PLAINLY, b='passed', c=FAILS_PLAINLY, d=FAILS_PLAINLY).items():
+        results.add(verdict(name, status=status))
+    found = sweep([['a', 'b', 'never tried'], ['c', 'd']], [3], results, limits=Limits())
+    assert [item.config for item in found] == ['b', 'c']
 
 
 def test_other_versions_start_again(tmp_path: Path) -> None:
