@@ -34,9 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('configs', nargs='*', help='paths or names like mmdet::dino/...py; default: one per family')
     parser.add_argument('--package', default='mmdet', help='whose families; default: mmdet')
-    parser.add_argument(
-        '--tries', type=int, default=5, help='most configs of a family, until one trains plainly'
-    )
+    parser.add_argument('--tries', type=int, default=5, help='most configs of a family, until one trains plainly')
     parser.add_argument('--every', type=int, default=1, help='take each n-th family or config only')
     parser.add_argument('--stages', type=int, nargs='+', choices=range(4), default=[3], help='ZeRO stages; default: 3')
     parser.add_argument('--sizes', type=int, nargs='+', default=list(SIZES), help='sides of the images in pixels')
