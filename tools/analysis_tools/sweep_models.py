@@ -13,6 +13,7 @@ from mmzero.analysis.sweep import (
     FAILS_PLAINLY,
     FAILS_UNDER_DDP,
     SIZES,
+    TOO_LARGE,
     Limits,
     Results,
     families,
@@ -22,7 +23,7 @@ from mmzero.analysis.sweep import (
 )
 from mmzero.runner import run_tool
 
-RETRY = {'failed': (FAILED,), 'all': (FAILED, FAILS_PLAINLY, FAILS_UNDER_DDP)}
+RETRY = {'failed': (FAILED,), 'all': (FAILED, FAILS_PLAINLY, FAILS_UNDER_DDP, TOO_LARGE)}
 
 
 def parse_args() -> argparse.Namespace:
