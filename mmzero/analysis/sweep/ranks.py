@@ -28,7 +28,7 @@ PRELOADED = ['mmzero', 'mmzero.analysis.sweep.preload']
 
 STANDARD_LIBRARY, TORCH = str(Path(os.__file__).parent), str(Path(torch.__file__).parent)
 
-LONGEST, LOG_END = 120, 2000
+LONGEST, LOG_END = 200, 2000
 """Characters of a reason, and of the end of a rank's log that is kept where it failed."""
 
 START_SECONDS = 180
