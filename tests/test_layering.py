@@ -38,6 +38,7 @@ _OPTIONAL_PACKAGES = {
     'mmcv': ('integrations',),
     'mmdet': ('integrations',),
     'mmpretrain': ('integrations',),
+    'mmseg': ('integrations',),
     'transformers': ('integrations',),
     'timm': ('integrations',),
     'deepspeed': ('integrations', 'engines.deepspeed'),

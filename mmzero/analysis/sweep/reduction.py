@@ -1,0 +1,70 @@
+"""The one rule by which a config becomes a case that fits a small machine."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SIZES = (128, 256, 320)
+"""Sides of the square images in pixels: the first, or the next where the plain model does not train on it."""
+
+SYNCED_NORMS = ('SyncBN', 'MMSyncBN', 'SyncBatchNorm', 'NaiveSyncBN')
+
+
+def reduced(cfg: Mapping, size: int) -> dict:
+    """Copy a config's model, made fit for a CPU: depth, width, losses and every other setting stay.
+
+    Three things change: the sizes to which a data preprocessor pads or scales become the image size; synchronised batch
+    norms, which torch has for GPUs alone, become plain ones; and no pretrained weights are loaded.
+
+    Args:
+        cfg (Mapping): The whole config.
+        size (int): Side of the square images in pixels.
+
+    Returns:
+        dict: The model's config, with its data preprocessor.
+    """
+    model: dict = copy.deepcopy(dict(cfg['model']))
+    if cfg.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', copy.deepcopy(cfg['data_preprocessor']))
+    for part in walk(model):
+        if part.get('type') in SYNCED_NORMS:
+            part['type'] = 'BN'
+        _drop_pretrained(part)
+    for preprocessor in walk(model):
+        if isinstance(preprocessor.get('data_preprocessor'), dict):
+            _shrink(preprocessor['data_preprocessor'], size)
+    return model
+
+
+def walk(value: Any) -> Iterator[dict]:
+    """Yield all dicts within a config, outer ones first.
+
+    Args:
+        value (Any): The config, or a part of it.
+
+    Yields:
+        dict: A dict; it may be changed.
+    """
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from walk(item)
+
+
+def _drop_pretrained(part: dict) -> None:
+    if part.get('pretrained') is not None and not isinstance(part['pretrained'], dict):
+        part['pretrained'] = None
+    init = part.get('init_cfg')
+    entries = init if isinstance(init, (list, tuple)) else [init]
+    if any(isinstance(entry, dict) and entry.get('type') == 'Pretrained' for entry in entries):
+        left = [entry for entry in entries if not (isinstance(entry, dict) and entry.get('type') == 'Pretrained')]
+        part['init_cfg'] = left or None
+
+
+def _shrink(preprocessor: dict, size: int) -> None:
+    for part in walk(preprocessor):
+        for key in ('size', 'random_size_range'):
+            if part.get(key) is not None:
+                part[key] = (size, size)
