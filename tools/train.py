@@ -12,7 +12,9 @@ def parse_args() -> argparse.Namespace:
         argparse.Namespace: The arguments.
     """
     parser = tool_parser('Train a model')
-    parser.add_argument('--amp', action='store_true', help='mixed precision: bfloat16 units under autocast')
+    parser.add_argument(
+        '--amp', action='store_true', help='mixed precision; bfloat16 unless optim_wrapper.dtype names another'
+    )
     parser.add_argument('--auto-scale-lr', action='store_true', help='scale the learning rate by the batch size')
     parser.add_argument(
         '--resume',

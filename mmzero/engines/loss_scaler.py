@@ -32,6 +32,7 @@ class LossScaler(torch.amp.GradScaler):
         super().__init__(device.type, **options)
         self.device = device
         self.sharded = sharded
+        self._overflow = torch.zeros((), device=device)
 
     def check(self, optimizer: Optimizer) -> None:
         """Refuse parameters whose gradients would be in float16.
@@ -53,6 +54,17 @@ class LossScaler(torch.amp.GradScaler):
                 ]
             )
 
+    def has_overflowed(self) -> bool:
+        """Whether a gradient of any rank was not finite when the gradients were scaled back. Waits for the device.
+
+        torch's own ``step`` leaves the decision to fused optimizers; a fused SGD whose first step is skipped goes on
+        with momentum buffers that nothing has written.
+
+        Returns:
+            bool: Whether the step is to be skipped.
+        """
+        return bool(self._overflow.item())
+
     @override
     def update(self, new_scale: float | Tensor | None = None) -> None:
         super().update(self.static if new_scale is None else new_scale)
@@ -70,6 +82,7 @@ class LossScaler(torch.amp.GradScaler):
         total = torch.stack([found_inf, *(value.to(found_inf.device) for value in found.values())]).amax()
         if self.sharded:
             dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        self._overflow = total
         return {total.device: total}
 
     @override

@@ -39,7 +39,8 @@ class ParamGradEngine(Engine):
         if self.scaler is None:
             self.optimizer.step(**kwargs)  # type: ignore[union-attr]
             return norm
-        self.scaler.step(self.optimizer, **kwargs)  # type: ignore[arg-type]
+        if not self.scaler.has_overflowed():
+            self.optimizer.step(**kwargs)  # type: ignore[union-attr]
         self.scaler.update()
         return norm
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from mmzero.engines import LAUNCHERS
-from mmzero.engines.watch import leave_quietly, record_for_launcher, stop_watch, tell_others, watched
+from mmzero.engines.watch import leave_quietly, record_for_launcher, say_last, stop_watch, tell_others, watched
 from mmzero.errors import ZeroError
 
 RANK_VARIABLES = tuple(names[0] for ways in LAUNCHERS.values() for names in ways)
@@ -54,10 +54,7 @@ def run_tool(main: Callable[[], None]) -> None:
         more = tell_others(error)
         if more is None:
             leave_quietly()
-        record_for_launcher(error)
-        traceback.print_exc()
-        if more:
-            print(more, file=sys.stderr)
+        say_last(error, more, traceback.print_exc)
         _leave(1)
     _end()
 

@@ -241,6 +241,9 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self._wrapper = MODEL_WRAPPERS.build(dict(self._wrapper_fields, type='ZeroModelWrapper', module=inner))
         # One that merges test-time augmentations calls the model inside, which is sharded in place.
         self.model = self._wrapper if inner is model else model
+        if inner is not model:
+            merging: Any = model
+            merging.test_step = self._wrapper.around(merging.test_step)
         set_random_seed(self._seed, deterministic=self._deterministic)
 
     def _convert_layers(self, model: nn.Module) -> nn.Module:

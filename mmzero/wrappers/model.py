@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -162,8 +162,10 @@ class ZeroModelWrapper(nn.Module):
         """Note for the watch which step of its kind this is."""
         self._steps[step] += 1
         TRAIL.note(f'in {step} {self._steps[step]}')
-        yield
-        TRAIL.note(f'after {step} {self._steps[step]}')
+        try:
+            yield
+        finally:
+            TRAIL.note(f'after {step} {self._steps[step]}')
 
     def val_step(self, data: Any) -> list:
         """Predict on a batch.
@@ -186,8 +188,23 @@ class ZeroModelWrapper(nn.Module):
         Returns:
             list: As the model's ``test_step``.
         """
-        with self._doing('test_step'), self.engine.watching('test'), self.engine.reduced_precision():
-            return self.module.test_step(data)
+        return self.around(self.module.test_step)(data)
+
+    def around(self, test_step: Callable[[Any], list]) -> Callable[[Any], list]:
+        """Give the ``test_step`` of a model that calls this one what this one's has.
+
+        Args:
+            test_step (Callable[[Any], list]): Such as that of a BaseTTAModel, which calls the model inside.
+
+        Returns:
+            Callable[[Any], list]: The same, checked in its first iteration, with units in their precision.
+        """
+
+        def run(data: Any) -> list:
+            with self._doing('test_step'), self.engine.watching('test'), self.engine.reduced_precision():
+                return test_step(data)
+
+        return run
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """This rank's part of the model's state, under the model's own names."""

@@ -1,5 +1,6 @@
 """The optimizer wrapper."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -99,8 +100,12 @@ class ZeroOptimWrapper(OptimWrapper):
             **kwargs: As ``torch.optim.Optimizer.step``.
         """
         norm = self.engine.step(self._clip(), **kwargs)
-        if norm is not None:
-            self.message_hub.update_scalar('train/grad_norm', float(norm))
+        if norm is None:
+            return
+        value = float(norm)
+        # One step that overflowed and is skipped would make the mean that is logged infinite for many.
+        if math.isfinite(value) or self.dtype != torch.float16:
+            self.message_hub.update_scalar('train/grad_norm', value)
 
     def _clip(self) -> Clip | None:
         # Read anew each time: hooks may change clip_grad_kwargs during a run.

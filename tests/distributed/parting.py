@@ -118,7 +118,8 @@ def save(run: Run) -> None:
 
 
 def train_against_val(run: Run) -> None:
-    """At stage 0 no unit tells where ranks are."""
+    """At stage 0 no unit tells where ranks are; before they part they do something of their own."""
+    time.sleep(run.limit)
     (run.train if dist.get_rank() == 0 else lambda _: dist.barrier())(1)
 
 
@@ -164,7 +165,36 @@ def slow(run: Run) -> None:
         time.sleep(2.5 * run.limit)
     run.model.engine.model_state()
     run.val(1)
+    busy(run)
+    long_collective(run)
     print('all is well', flush=True)
+
+
+def busy(run: Run) -> None:
+    """Rank 1 is late; rank 0, which waited for it, then keeps the interpreter to itself: its watch cannot look."""
+    if dist.get_rank() == 1:
+        time.sleep(2 * run.limit)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        start, numbers = time.monotonic(), 10_000_000
+        sum(range(numbers))
+        # One call of C.
+        sum(range(int(numbers * 2.5 * run.limit / (time.monotonic() - start))))
+    run.train(1)
+
+
+def long_collective(run: Run) -> None:
+    """After a loop of which ranks had different numbers of batches they send for longer than the limit."""
+    with torch.no_grad():
+        for batch in run.model.join([toy_batch(0)] * (3 - dist.get_rank()), 'val'):
+            run.model.val_step(batch)
+    start, large = time.monotonic(), torch.ones(20_000_000)
+    for _ in range(200):
+        dist.all_reduce(large)
+        enough = torch.tensor(float(time.monotonic() - start > 2.5 * run.limit))
+        dist.all_reduce(enough)
+        if enough:
+            return
 
 
 CASES = {

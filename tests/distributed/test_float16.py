@@ -151,6 +151,16 @@ def scales() -> list[str]:
     return faults + ([] if optim.engine.scaler_state()['scale'] == 2.0**40 else ['a fixed scale moved'])
 
 
+def fused() -> list[str]:
+    """A first step that is skipped leaves a fused optimizer as it was."""
+    model, _ = pair(TinyViT(), loss_scale=2.0**40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    optim = ZeroOptimWrapper(optimizer, dtype='float16', loss_scale=dict(init_scale=2.0**40))
+    optim.initialize_count_status(model, 0, 100)
+    model.train_step(image_batch(0), optim)
+    return ['it has state'] if optimizer.state else []
+
+
 def resumed() -> list[str]:
     """The scale and its count of good steps go on, on ranks that were given nothing as well; a fixed one is new."""
     model, optim = pair(TinyViT(), loss_scale=dict(init_scale=2.0**10, growth_interval=3))
@@ -189,6 +199,7 @@ def run_cases() -> Faults:
         **hazards(),
         **{f'overflow, stage {stage}': overflow(stage) for stage in (0, 1, 3)},
         'scales': scales(),
+        'fused': fused(),
         'resumed': resumed(),
         'nothing used': nothing_used(),
         'stored in half': stored_in_half(),

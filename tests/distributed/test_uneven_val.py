@@ -189,6 +189,24 @@ def views(folder: str, stage: int) -> list[str]:
     return faults
 
 
+def views_in_16_bit(folder: str, stage: int) -> list[str]:
+    """Units compute in their precision then, too, and hand on float32."""
+    data = Numbered(5, lambda number: 1 + number % 3)
+    wrapper = dict(wrap_policy=BLOCKS, precision=dict(param_dtype='bfloat16'))
+    runner = vector_runner(
+        folder,
+        model=MeanOfViews(toy()),
+        stage=stage,
+        wrapper=wrapper,
+        launcher='pytorch',
+        test_dataloader=loader(data, views=True),
+        test_evaluator=dict(type=Scores),
+    )
+    found, wanted = runner.test()['seen'], alone(data)
+    near = all(abs(a - b) <= 0.05 * max(1, abs(b)) for (_, a), (_, b) in zip(found, wanted, strict=True))
+    return [] if near and [number for number, _ in found] == list(range(5)) else [f'{found} instead of {wanted}']
+
+
 def an_own_loop(folder: str, stage: int) -> list[str]:
     """A loop that goes through its data twice, and leaves it early."""
     size, ranks = 2 * dist.get_world_size() + 1, dist.get_world_size()
@@ -319,6 +337,7 @@ CASES = (
     numbers_of_batches,
     a_stream,
     views,
+    views_in_16_bit,
     an_own_loop,
     before_and_after_training,
     by_hand,

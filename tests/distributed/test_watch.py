@@ -60,7 +60,7 @@ def run(case: str, ranks: int = 2, limit: float = LIMIT, bare: bool = False) -> 
 
 def places_in(text: str) -> set[str]:
     """Where ranks are by an error: units, and what they do there."""
-    return set(re.findall(r'rank \d (?:has come )?to (.*?)(?:, and |\. |$)', text, flags=re.MULTILINE))
+    return set(re.findall(r'rank \d (?:has come to|was last at|to) (.*?)(?:, and |\. |$)', text, flags=re.MULTILINE))
 
 
 def check_both_name_both(ended: list[Ended], *wanted: str) -> None:
@@ -124,7 +124,8 @@ def test_an_error_of_one_rank_ends_all_and_is_the_last_word(case: str, last: str
 def test_a_rank_that_is_gone(case: str) -> None:
     left, _ = run(case)
     assert left.code == 1
-    assert re.search(r'error: rank 1 has ended \(process \d+ on .* is gone\); last it was at the ', left.err)
+    assert re.search(r'error: rank 1 has ended \(process \d+ on .* is gone\): it was last at the ', left.err)
+    assert 'Traceback' not in left.err
 
 
 def test_a_slow_rank_is_no_fault() -> None:

@@ -4,6 +4,7 @@ from mmzero.engines.watch.trail import TRAIL
 from mmzero.engines.watch.watcher import (
     leave_quietly,
     record_for_launcher,
+    say_last,
     start_watch,
     stop_watch,
     tell_others,
@@ -14,6 +15,7 @@ __all__ = [
     'TRAIL',
     'leave_quietly',
     'record_for_launcher',
+    'say_last',
     'start_watch',
     'stop_watch',
     'tell_others',

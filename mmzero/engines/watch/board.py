@@ -28,19 +28,23 @@ class Page:
     """The places of one rank: a ring of the last :data:`SLOTS`, and what it does.
 
     Args:
-        path (Path or str): The file.
+        path (Path or str, optional): The file. Defaults to None: memory that no other process sees.
         create (bool): Whether to make it. Defaults to False.
 
     Raises:
-        OSError: If it is not there, as on another host.
+        OSError: If it is not there, as on another host, or there is no room for it.
     """
 
-    def __init__(self, path: Path | str, create: bool = False) -> None:
+    def __init__(self, path: Path | str | None = None, create: bool = False) -> None:
+        if path is None:
+            self._map = mmap.mmap(-1, SIZE)
+            return
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         file = os.open(path, flags, 0o600)
         try:
             if create:
-                os.ftruncate(file, SIZE)
+                # Else a write would meet a full disk, and end the process.
+                os.posix_fallocate(file, 0, SIZE)
             self._map = mmap.mmap(file, SIZE)
         finally:
             os.close(file)
@@ -102,7 +106,12 @@ class Board:
         self.rank = rank
         folder = '/dev/shm' if os.path.isdir('/dev/shm') else tempfile.gettempdir()
         self.path = Path(folder, f'mmzero-{os.getpid()}-{time.monotonic_ns()}')
-        self.own = Page(self.path, create=True)
+        try:
+            self.own = Page(self.path, create=True)
+        except OSError:
+            # Waiting still shows what the board would have.
+            self.remove_file()
+            self.own = Page()
         self.pages: dict[int, Page] = {rank: self.own}
         self.neighbours: dict[int, Page] = {}
 

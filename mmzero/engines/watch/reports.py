@@ -5,7 +5,8 @@ A rank that waits in a collective may wait for one that is slow (a long batch, a
 fault, or for one that will never come. Slowness is told from the latter by where the other one is:
 
 - It waits as well, and has come to another place at the same point of the order: they have parted ways.
-- All ranks wait, and not at the same place: nobody is left to come.
+- All ranks wait, and not at the same place: nobody is left to come. Between steps, where ranks may wait in a collective
+  that is not mmzero's, this is not asked.
 - Its process is gone, or it has left word of an error.
 
 Ranks that all wait at the same place do not part ways; the process group's timeout is for these.
@@ -17,6 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mmzero.engines.watch.trail import WHAT_TO_DO
+
+BETWEEN_STEPS = 'between steps'
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Report:
         stack (str): Its Python stack.
         host (str): The host.
         pid (int): The process.
+        looks (int): How often its thread has looked. Defaults to 0.
         gone (bool): Whether its process is gone. Defaults to False.
     """
 
@@ -43,6 +47,7 @@ class Report:
     stack: str
     host: str
     pid: int
+    looks: int = 0
     gone: bool = False
 
     def text(self) -> str:
@@ -59,6 +64,16 @@ class Report:
         """The place that it has come to at a point of the order; None: not kept, or not there yet."""
         position = index - (self.count - len(self.last))
         return self.last[position] if 0 <= position < len(self.last) else None
+
+    def phase(self) -> str:
+        """What it does, as far as all ranks do the same.
+
+        Steps of val and test have numbers that may differ. Between steps ranks may wait in a collective of anybody's,
+        for longer than the limit if much is sent.
+        """
+        if self.doing.startswith(('waiting ', 'in train_step ')):
+            return self.doing
+        return self.doing.split()[1] if self.doing.startswith('in ') else BETWEEN_STEPS
 
     def at(self) -> str:
         """Where it is, for an error."""
@@ -90,7 +105,8 @@ def parted(reports: Sequence[Report], limit: float) -> str | None:
     if len(waiting) == len(reports):
         first = max(waiting, key=lambda report: report.count)
         for other in waiting:
-            if (other.count, other.doing) != (first.count, first.doing):
+            between = first.phase() == other.phase() == BETWEEN_STEPS
+            if first.phase() != other.phase() or (first.count != other.count and not between):
                 return _apart(first, other, None)
     return None
 
@@ -107,8 +123,10 @@ def _apart(one: Report, other: Report, index: int | None) -> str:
     one, other = sorted((one, other), key=lambda report: report.rank)
     lines = ['ranks have parted ways, and wait for each other:']
     for report in (one, other):
-        came = report.at() if index is None else f'{report.place(index)}; now it is at {report.at()}'
-        lines.append(f'  rank {report.rank} has come to {came}, and has waited for {report.waiting:.0f} s')
+        came = (
+            f'was last at {report.at()}' if index is None else f'has come to {report.place(index)}; now {report.at()}'
+        )
+        lines.append(f'  rank {report.rank} {came}, and has waited for {report.waiting:.0f} s')
     lines += [f'  {WHAT_TO_DO}', *_stacks(one, other)]
     return '\n'.join(lines)
 
@@ -116,26 +134,35 @@ def _apart(one: Report, other: Report, index: int | None) -> str:
 def _gone(report: Report, waiting: Report) -> str:
     return '\n'.join(
         [
-            gone(report, report.at()),
-            f'  rank {waiting.rank} has waited for {waiting.waiting:.0f} s at {waiting.at()}',
+            gone(report),
+            f'  rank {waiting.rank} has waited for {waiting.waiting:.0f} s; it was last at {waiting.at()}',
             *_stacks(waiting),
         ]
     )
 
 
-def gone(report: Report, at: str) -> str:
+ENDED = 'left without an error'
+
+
+def gone(report: Report) -> str:
     """Say that a rank is no more.
 
     Args:
         report (Report): Its last one.
-        at (str): Where it was.
 
     Returns:
         str: The error.
     """
-    return (
-        f'rank {report.rank} has ended (process {report.pid} on {report.host} is gone); last it was at {at}. Unless it '
-        'says why itself, it was killed: by the system where memory ran out (see its log), or by hand'
+    text = (
+        f'rank {report.rank} has ended (process {report.pid} on {report.host} is gone): it was last at {report.at()}. '
+    )
+    if report.doing.startswith(ENDED):
+        return text + (
+            'Where ranks have different numbers of batches, iterate over model.join(loader, kind), which lets those '
+            'that have no more take part until all are done'
+        )
+    return text + (
+        'Unless it says why itself, it was killed: by the system where memory ran out (see its log), or by hand'
     )
 
 

@@ -61,7 +61,7 @@ def in_backward(frames: list[FrameType]) -> bool:
 
 
 def shown(frames: list[FrameType]) -> str:
-    """The innermost part of a stack.
+    """The innermost part of a stack, without what torch and mmzero do in between.
 
     Args:
         frames (list[FrameType]): The innermost first.
@@ -69,8 +69,13 @@ def shown(frames: list[FrameType]) -> str:
     Returns:
         str: A line per frame, the innermost last.
     """
-    lines = [f'    {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}' for frame in frames]
+    kept = [frame for index, frame in enumerate(frames) if index == 0 or not _is_between(frame)]
+    lines = [f'    {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}' for frame in kept]
     return '\n'.join(reversed(lines[:SHOWN_LINES]))
+
+
+def _is_between(frame: FrameType) -> bool:
+    return f'{frame.f_globals.get("__name__", "")}.'.startswith((*_BETWEEN, 'runpy.'))
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

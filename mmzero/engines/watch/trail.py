@@ -90,7 +90,7 @@ WHAT_TO_DO = (
     'All ranks have to run the same units in the same order, as many steps, and to save and to load together: look for '
     'what depends on the rank or on its data (a branch, a loop of another length, if is_main_process()). A module that '
     'not every rank runs is left out of wrap_policy, so that its parameters stay in a unit that every rank runs, with '
-    'find_unused_parameters=True'
+    'find_unused_parameters=True. Nor may it depend on the rank which units backward comes to'
 )
 
 TRAIL = Trail()

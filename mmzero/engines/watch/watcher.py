@@ -19,6 +19,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from types import FrameType, TracebackType
@@ -31,7 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from mmzero._compat import default_store
 from mmzero.engines.watch.board import Board
-from mmzero.engines.watch.reports import Report, gone, parted
+from mmzero.engines.watch.reports import ENDED, Report, gone, parted
 from mmzero.engines.watch.stacks import in_backward, main_frames, shown, waits_for_others
 from mmzero.engines.watch.trail import TRAIL
 from mmzero.errors import OfAnotherRank, RanksPartedError, ZeroError
@@ -40,6 +42,7 @@ LOOKS_PER_LIMIT = 10
 LONGEST_PAUSE_SECONDS = 1.0
 # The launcher ends all ranks as soon as one has gone: until then, what others have to say comes to the screen.
 FAREWELL_SECONDS = 3.0
+LONGEST_FAREWELL_SECONDS = 15.0
 EXIT_CODE = 1
 
 _CONNECTION = ('gloo', 'nccl', 'connection', 'peer')
@@ -70,8 +73,12 @@ class Watch:
         self.on_gpu = torch.cuda.is_available()
         self._stop = threading.Event()
         self._told = False
+        self._looks = 0
+        self._seen_looks: dict[int, tuple[int, int]] = {}
         self._leave_report(Report(self.rank, 0, [], TRAIL.doing, 0, '', self.host, self.pid))
         self.board = self._open_board()
+        # Whose processes can be seen from here: containers of one host may have numbers of their own.
+        self._beside = {report.rank for report in self._read(self.board.pages) if _alive(report.pid)}
         TRAIL.start_on(self.board)
         self._thread = threading.Thread(target=self._run, name='mmzero watch', daemon=True)
         self._thread.start()
@@ -95,6 +102,7 @@ class Watch:
     def stop(self) -> None:
         """End the thread; the process group may go then."""
         self._stop.set()
+        self.board.own.note(f'{ENDED}, {TRAIL.doing}')
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -109,6 +117,7 @@ class Watch:
                 failed before, and says why.
         """
         self.stop()
+        self.board.own.note(TRAIL.doing)
         if self._told:
             return ''
         self._told = True
@@ -135,6 +144,18 @@ class Watch:
             time.sleep(0.05)
         return False
 
+    def wait_for_speaker(self) -> None:
+        """Let the rank that has failed say why, and end: the launcher takes the first to end for the cause."""
+        time.sleep(FAREWELL_SECONDS)
+        with suppress(RuntimeError):
+            rank = self.store.get(_FAULT).decode().split(' ', 1)[0]
+            start = time.monotonic()
+            while rank.isdigit() and time.monotonic() - start < LONGEST_FAREWELL_SECONDS:
+                speaker = Report.read(self.store.get(_key(int(rank))))
+                if speaker.rank not in self._beside or not _alive(speaker.pid):
+                    return
+                time.sleep(0.1)
+
     def _lost(self, error: str) -> str:
         """Say which rank a broken connection was to, where it left no word."""
         start = time.monotonic()
@@ -143,15 +164,9 @@ class Watch:
                 break
             for report in self._reports():
                 if report.gone:
-                    return f'error: {gone(report, self._last_place(report))}'
+                    return f'{gone(report)}. Rank {self.rank} was {TRAIL.doing}'
             time.sleep(0.1)
         return ''
-
-    def _last_place(self, report: Report) -> str:
-        """Where a rank was, also what it had no time to report."""
-        page = self.board.pages.get(report.rank)
-        place, doing = ('', '') if page is None else page.last()
-        return f'{place or "no unit yet"}, {doing}' if doing else report.at()
 
     def _run(self) -> None:
         store_is_there = True
@@ -170,11 +185,15 @@ class Watch:
         moves, frames = TRAIL.moves(), main_frames()
         waits = waits_for_others(frames) or self._waits_unseen(frames)
         now = time.monotonic()
-        if moves != self._moves or not waits:
-            self._moves, self._since = moves, now if waits else None
+        if not waits:
+            self._since = None
+        elif self._since is None or moves != self._moves:
+            self._since = now
+        self._moves = moves
+        self._looks += 1
         waiting = 0.0 if self._since is None else now - self._since
         stack = shown(frames) if waiting >= self.limit else ''
-        return Report(self.rank, moves[0], TRAIL.last(), TRAIL.doing, waiting, stack, self.host, self.pid)
+        return Report(self.rank, moves[0], TRAIL.last(), TRAIL.doing, waiting, stack, self.host, self.pid, self._looks)
 
     def _waits_unseen(self, frames: list[FrameType]) -> bool:
         """Whether it waits where no stack shows for what: in autograd's engine, or for a GPU.
@@ -203,8 +222,27 @@ class Watch:
         self.store.set(_key(report.rank), report.text())
 
     def _reports(self) -> list[Report]:
-        reports = [Report.read(text) for text in self.store.multi_get([_key(rank) for rank in range(self.size)])]
-        return [replace(report, gone=report.host == self.host and not _alive(report.pid)) for report in reports]
+        return [self._seen(report) for report in self._read(range(self.size))]
+
+    def _read(self, ranks: Iterable[int]) -> list[Report]:
+        return [Report.read(text) for text in self.store.multi_get([_key(rank) for rank in ranks])]
+
+    def _seen(self, report: Report) -> Report:
+        """A report with what this host knows of the rank: whether it is gone, and what it had no time to report."""
+        if report.rank not in self._beside or _alive(report.pid):
+            return report if self._is_fresh(report) else replace(report, waiting=0.0)
+        page = self.board.pages.get(report.rank)
+        place, doing = ('', '') if page is None else page.last()
+        return replace(report, gone=True, last=[place] if place else report.last, doing=doing or report.doing)
+
+    def _is_fresh(self, report: Report) -> bool:
+        """Whether a rank has looked since this one last read its report, a look ago.
+
+        A thread that gets no time, since another keeps the interpreter to itself, leaves its last report as it is.
+        """
+        mine, theirs = self._seen_looks.get(report.rank, (0, 0))
+        self._seen_looks[report.rank] = self._looks, report.looks
+        return report.rank == self.rank or (mine == self._looks - 1 and theirs != report.looks)
 
     def _end_all(self, fault: str) -> None:
         found = self.store.compare_set(_FAULT, '', f'all {fault}').decode()
@@ -266,13 +304,36 @@ def record_for_launcher(error: BaseException) -> None:
     Args:
         error (BaseException): The error that this process ends with.
     """
-    if dist.is_torchelastic_launched():
-        get_error_handler().record_exception(error)
+    if not dist.is_torchelastic_launched():
+        return
+    try:
+        # What a user can mend says all in its message.
+        raise error.with_traceback(None) if isinstance(error, ZeroError) else error
+    except BaseException as raised:  # noqa: BLE001
+        # It writes down what is being handled.
+        get_error_handler().record_exception(raised)
+
+
+def say_last(error: BaseException, more: str, show: Callable[[], Any]) -> None:
+    """Show the error that this process ends with.
+
+    Args:
+        error (BaseException): The error.
+        more (str): From :func:`tell_others`: which rank is gone. The error is but a broken connection then.
+        show (Callable[[], Any]): Prints the error.
+    """
+    if not more:
+        record_for_launcher(error)
+        show()
+        return
+    record_for_launcher(RanksPartedError(more))
+    print(f'error: {more}', file=sys.stderr)
 
 
 def leave_quietly() -> NoReturn:
     """End this process, since another rank has failed and says itself why: nothing should stand below that."""
-    time.sleep(FAREWELL_SECONDS)
+    if _watch is not None:
+        _watch.wait_for_speaker()
     _leave()
 
 
@@ -293,9 +354,12 @@ def start_watch(limit: float | None, waits_in_backward: bool) -> None:
         waits_in_backward (bool): As of :class:`Watch`.
     """
     global _watch
-    stop_watch()
     if limit is None or dist.get_world_size() == 1:
         return
+    if _watch is not None:
+        # Of another model, which is watched as well.
+        limit, waits_in_backward = min(limit, _watch.limit), waits_in_backward and _watch.waits_in_backward
+    stop_watch()
     if not faulthandler.is_enabled():
         # gloo aborts where it meets what it does not expect, and says nothing of where that was.
         faulthandler.enable()
@@ -343,10 +407,7 @@ def _tell_of_uncaught() -> None:
         more = '' if isinstance(error, KeyboardInterrupt) else tell_others(error)
         if more is None:
             leave_quietly()
-        record_for_launcher(error)
-        before(kind, error, trace)
-        if more:
-            print(more, file=sys.stderr)
+        say_last(error, more, lambda: before(kind, error, trace))
 
     sys.excepthook = tell
 

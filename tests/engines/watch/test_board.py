@@ -42,6 +42,15 @@ def test_one_that_is_behind_or_far_ahead_is_no_fault() -> None:
     assert other.come_to(2 * SLOTS - 1, 'another') == (0, f'place {2 * SLOTS - 1}')
 
 
+def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr('os.posix_fallocate', full)
+    board = Board(0)
+    assert board.come_to(0, 'a') is None and board.own.last()[0] == 'a' and not board.path.exists()
+
+
 def test_alone_on_its_host() -> None:
     (board,) = boards(1, elsewhere=1)
     assert board.come_to(0, 'a') is None and not board.neighbours
