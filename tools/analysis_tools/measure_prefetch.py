@@ -1,4 +1,4 @@
-"""Measure ways to prefetch units beside FSDP2's own: time, collectives, memory; the table of docs/prefetch.md.
+"""Measure ways to prefetch units beside FSDP2's own: time, collectives, memory.
 
 Under torchrun it joins its ranks, else it starts them. The model is the ViT of benchmark.py.
 """
