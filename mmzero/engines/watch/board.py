@@ -2,7 +2,7 @@
 
 [Note: the board]
 gloo aborts the process where collectives of different sizes meet, and exchanges wrong tensors where sizes are equal;
-NCCL waits. So a rank looks at its neighbours before it communicates: the first to come to a point of the order cannot
+NCCL waits. So a rank looks at the others of its host before it communicates: the first to come to a point of the order cannot
 know, the second sees that the other is at another place, and raises an error instead. Each rank writes into a file of
 its own, mapped into memory, which costs no system call; the files have no name any more once all have opened them.
 What was written stays readable when its process has died.
@@ -113,7 +113,6 @@ class Board:
             self.remove_file()
             self.own = Page()
         self.pages: dict[int, Page] = {rank: self.own}
-        self.neighbours: dict[int, Page] = {}
 
     def open(self, paths: list[str]) -> None:
         """Open the other ranks' pages; what is on another host is left out.
@@ -127,17 +126,13 @@ class Board:
                     self.pages[rank] = Page(path)
                 except OSError:
                     continue
-        here = sorted(self.pages)
-        position = here.index(self.rank)
-        beside = {here[position - 1], here[(position + 1) % len(here)]} - {self.rank}
-        self.neighbours = {rank: self.pages[rank] for rank in beside}
 
     def remove_file(self) -> None:
         """Take the file's name away, once all have opened it; memory stays."""
         self.path.unlink(missing_ok=True)
 
     def come_to(self, index: int, place: str) -> tuple[int, str] | None:
-        """Write down a place, and compare it with the neighbours'.
+        """Write down a place, and compare it with that of the other ranks.
 
         Args:
             index (int): The point of the order.
@@ -148,7 +143,7 @@ class Board:
         """
         mine = as_place(place)
         self.own.write(index, mine)
-        for rank, page in self.neighbours.items():
+        for rank, page in self.pages.items():
             theirs = page.read(index)
             if theirs is not None and theirs != mine:
                 time.sleep(SECOND_LOOK_SECONDS)

@@ -146,9 +146,12 @@ class Watch:
 
     def wait_for_speaker(self) -> None:
         """Let the rank that has failed say why, and end: the launcher takes the first to end for the cause."""
-        time.sleep(FAREWELL_SECONDS)
         with suppress(RuntimeError):
-            rank = self.store.get(_FAULT).decode().split(' ', 1)[0]
+            rank, _, fault = self.store.get(_FAULT).decode().partition(' ')
+            if rank == 'all':
+                self.store.add(_READ, 1)
+                self._end(fault, wait_for_others=self.rank == 0)
+            time.sleep(FAREWELL_SECONDS)
             start = time.monotonic()
             while rank.isdigit() and time.monotonic() - start < LONGEST_FAREWELL_SECONDS:
                 speaker = Report.read(self.store.get(_key(int(rank))))
