@@ -2,10 +2,10 @@
 
 [Note: the board]
 gloo aborts the process where collectives of different sizes meet, and exchanges wrong tensors where sizes are equal;
-NCCL waits. So a rank looks at the others of its host before it communicates: the first to come to a point of the order cannot
-know, the second sees that the other is at another place, and raises an error instead. Each rank writes into a file of
-its own, mapped into memory, which costs no system call; the files have no name any more once all have opened them.
-What was written stays readable when its process has died.
+NCCL waits. So a rank looks at the others of its host before it communicates: the first to come to a point of the order
+cannot know, the second sees that the other is at another place, and raises an error instead. Each rank writes into a
+file of its own, mapped into memory, which costs no system call; the files have no name any more once all have opened
+them. What was written stays readable when its process has died.
 """
 
 import mmap
