@@ -42,6 +42,7 @@ def both() -> tuple[dict[str, Variant], dict[str, list[float]]]:
     return measured(), losses()
 
 
+@pytest.mark.slow
 def test_ways_to_prefetch() -> None:
     found, trained = run_ranks(2, both)[0]
     assert all(values == trained[PLAIN] for values in trained.values())

@@ -316,7 +316,7 @@ def run_cases(folder: str) -> Faults:
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    return merged(run_ranks(2, run_cases, str(tmp_path_factory.mktemp('uneven')), timeout=180))
+    return merged(run_ranks(2, run_cases, str(tmp_path_factory.mktemp('uneven')), timeout=500))
 
 
 @pytest.mark.parametrize('stage', STAGES)
@@ -329,5 +329,5 @@ def test_uneven_training(found: Faults, case: str, stage: int) -> None:
 @pytest.mark.parametrize('ranks', [3, 4])
 def test_uneven_training_on_more_ranks(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = str(tmp_path_factory.mktemp('uneven'))
-    for case, faults in merged(run_ranks(ranks, run_cases, folder, timeout=300)).items():
+    for case, faults in merged(run_ranks(ranks, run_cases, folder, timeout=600)).items():
         assert not faults, f'{case}: {faults}'

@@ -357,7 +357,7 @@ def run_cases(folder: str) -> Faults:
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    return merged(run_ranks(2, run_cases, str(tmp_path_factory.mktemp('uneven')), timeout=180))
+    return merged(run_ranks(2, run_cases, str(tmp_path_factory.mktemp('uneven')), timeout=500))
 
 
 @pytest.mark.parametrize('stage', STAGES)
@@ -386,11 +386,11 @@ def changing_order(folder: str) -> None:
 def test_an_order_that_changes_is_named(tmp_path: Path) -> None:
     """A rank without a batch cannot know what the next forward runs."""
     with pytest.raises(AssertionError, match='PlanError: rank 1 has no more batches in val, and cannot take part'):
-        run_ranks(2, changing_order, str(tmp_path), timeout=100)
+        run_ranks(2, changing_order, str(tmp_path), timeout=300)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('ranks', [3, 4])
 def test_uneven_val_on_more_ranks(ranks: int, tmp_path: Path) -> None:
-    for case, faults in merged(run_ranks(ranks, run_cases, str(tmp_path), timeout=300)).items():
+    for case, faults in merged(run_ranks(ranks, run_cases, str(tmp_path), timeout=600)).items():
         assert not faults, f'{case}: {faults}'

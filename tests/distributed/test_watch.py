@@ -82,7 +82,11 @@ SLOW = pytest.mark.slow
         pytest.param('another order', ['unit blocks.0 (Block)', 'unit blocks.2 (Block)'], marks=SLOW),
         ('backward', ['the backward of the unit blocks.3 (Other)', 'the backward of the unit blocks.0 (Block)']),
         pytest.param('val', ['the forward of the unit blocks.1 (Block), in val_step 2'], marks=SLOW),
-        ('batches', ['the forward of the unit (root) (Turning), in val_step 4', 'after val_step 3', ' batches']),
+        pytest.param(
+            'batches',
+            ['the forward of the unit (root) (Turning), in val_step 4', 'after val_step 3', ' batches'],
+            marks=SLOW,
+        ),
         ('save', ["waiting for all ranks to gather the model's weights", 'after val_step 1', ' barrier']),
     ],
 )

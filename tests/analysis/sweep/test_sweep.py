@@ -59,6 +59,7 @@ def verdicts(folder: Path, *names: str) -> tuple[dict[str, dict], str]:
     return found, (folder / 'out' / 'table.md').read_text()
 
 
+@pytest.mark.slow
 def test_verdicts(tmp_path: Path) -> None:
     _, table = verdicts(tmp_path, 'off', 'dies', 'unknown')
     assert '1 failed, 2 fails plainly' in table
