@@ -137,16 +137,26 @@ def reduce_in_one_dtype(root: FSDPModule, zeros: bool) -> None:
 def _before_reducing(root: FSDPModule, prepare: Callable[[list[Any]], None]) -> None:
     """Call something with the trained parameters of a unit before it reduces their gradients."""
 
-    def post_backward(group: Any, original: Callable[..., None], *unused: Any) -> None:
+    def prepare_group(group: Any) -> None:
         if group.reduce_grads:
             gathered = [param for param in group.fsdp_params if hasattr(param, '_unsharded_param')]
             prepare([param for param in gathered if param._unsharded_param.requires_grad])
-        original(*unused)
 
     for module in root.modules():  # type: ignore[attr-defined]
         if isinstance(module, FSDPModule):
             for group in _param_groups(module):
-                group.post_backward = functools.partial(post_backward, group, group.post_backward)
+                _call_before(group, 'post_backward', functools.partial(prepare_group, group))
+
+
+def _call_before(group: Any, method: str, call: Callable[[], None]) -> None:
+    """Call something before a method of a group, each time."""
+    original = getattr(group, method)
+
+    def run(*args: Any) -> Any:
+        call()
+        return original(*args)
+
+    setattr(group, method, run)
 
 
 def _put_zeros(params: list[Any]) -> None:
@@ -185,14 +195,9 @@ def before_phases(module: FSDPModule, call: Callable[[str], None]) -> None:
         module (FSDPModule): The unit.
         call (Callable[[str], None]): Is given 'forward', 'backward' or 'reduction'.
     """
-
-    def run(phase: str, original: Callable[..., Any], *args: Any) -> Any:
-        call(phase)
-        return original(*args)
-
     for group in _param_groups(module):
         for name, phase in _PHASES.items():
-            setattr(group, name, functools.partial(run, phase, getattr(group, name)))
+            _call_before(group, name, functools.partial(call, phase))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmzero.config.reader import is_number
 from mmzero.errors import near_names
 
 ALLOWED = "allowed: 'dynamic', a number above 0, or a dict of torch.amp.GradScaler's arguments"
@@ -44,16 +45,12 @@ def read_loss_scale(value: Any) -> LossScale:
             if name not in _RANGES:
                 raise ValueError(f'{name!r} is unknown{near_names(str(name), _RANGES)}')
             fits, range_ = _RANGES[name]
-            if not (_is_number(given) and fits(given)):
+            if not (is_number(given) and fits(given)):
                 raise ValueError(f'{name}={given!r}; expected {range_}')
         return LossScale(options=dict(value))
-    if _is_number(value) and value > 0:
+    if is_number(value) and value > 0:
         return LossScale(static=float(value))
     raise ValueError(ALLOWED)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 _RANGES = {

@@ -152,6 +152,11 @@ def size(value: Any) -> int:
     raise ValueError('allowed: a positive integer, or -1 for the rest of the world')
 
 
+def is_number(value: Any) -> bool:
+    """Say whether a value is a number, which True and False are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 

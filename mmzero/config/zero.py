@@ -11,6 +11,7 @@ from mmzero.config.reader import (
     Faults,
     ListOf,
     flag,
+    is_number,
     module_names,
     module_patterns,
     one_of,
@@ -115,7 +116,7 @@ def optional_path(value: Any) -> str | None:
 
 def optional_seconds(value: Any) -> float | None:
     """A reader for a time or None."""
-    if value is None or isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < float('inf'):
+    if value is None or is_number(value) and 1 <= value < float('inf'):
         return value
     raise ValueError('expected None or a number of seconds, 1 or more')
 

@@ -30,7 +30,6 @@ class LossScaler(torch.amp.GradScaler):
         self.static = scale.static
         options = scale.options if scale.static is None else dict(init_scale=scale.static)
         super().__init__(device.type, **options)
-        self.device = device
         self.sharded = sharded
         self._overflow = torch.zeros((), device=device)
 

@@ -36,12 +36,10 @@ class ParamGradEngine(Engine):
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         norm = None if clip is None else self._clip(clip)
-        if self.scaler is None:
+        if self.scaler is None or not self.scaler.has_overflowed():
             self.optimizer.step(**kwargs)  # type: ignore[union-attr]
-            return norm
-        if not self.scaler.has_overflowed():
-            self.optimizer.step(**kwargs)  # type: ignore[union-attr]
-        self.scaler.update()
+        if self.scaler is not None:
+            self.scaler.update()
         return norm
 
     @override

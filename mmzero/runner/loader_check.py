@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from mmzero.config import Faults
+from mmzero.config.reader import is_number
 from mmzero.runner.optim_check import USER_ERRORS
-from mmzero.runner.paramwise import is_number
 
 # What Runner.build_dataloader makes itself, and what it takes out before torch's DataLoader gets the rest.
 LOADER_PROVIDED = ('dataset', 'sampler')

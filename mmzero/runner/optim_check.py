@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mmzero.config import Faults, read_loss_scale
-from mmzero.config.reader import optional_dtype
+from mmzero.config.reader import is_number, optional_dtype
 from mmzero.errors import near_names
 from mmzero.runner.nodes import Nodes
-from mmzero.runner.paramwise import DEFAULT_CONSTRUCTOR, check_paramwise, is_number
+from mmzero.runner.paramwise import DEFAULT_CONSTRUCTOR, check_paramwise
 from mmzero.runner.signatures import check_fields, signature_of
 from mmzero.runner.translate import type_name
 

@@ -8,6 +8,7 @@ from mmengine.registry import OPTIMIZERS
 from torch import nn
 
 from mmzero.config import Faults
+from mmzero.config.reader import is_number
 from mmzero.errors import near_names
 from mmzero.runner.lookup import mentioned
 from mmzero.runner.signatures import signature_of
@@ -18,11 +19,6 @@ DEFAULT_CONSTRUCTOR = 'DefaultOptimWrapperConstructor'
 
 # A key this close to a part of a parameter's name is a misspelling of it.
 NEAR = 0.85
-
-
-def is_number(value: Any) -> bool:
-    """Say whether a value is a number, which True and False are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_paramwise(cfg: Any, optimizer: Mapping, constructor: Callable | None, faults: Faults) -> None:

@@ -7,9 +7,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, DefaultScope
 
 from mmzero.config import Faults
+from mmzero.config.reader import is_number
 from mmzero.runner.loader_check import Rule, check_loader
 from mmzero.runner.optim_check import USER_ERRORS
-from mmzero.runner.paramwise import is_number
 from mmzero.runner.translate import type_name
 
 

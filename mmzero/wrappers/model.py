@@ -111,6 +111,9 @@ class ZeroModelWrapper(nn.Module):
 
         Yields:
             Any: A batch.
+
+        Raises:
+            ConfigError: If the kind is another.
         """
         if kind not in ('train', 'val', 'test'):
             raise ConfigError([f"join: got kind={kind!r}; allowed: 'train', 'val', 'test'"])

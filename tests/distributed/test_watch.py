@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+
+from mmzero import ZeroModelWrapper, ZeroOptimWrapper
+from tests.distributed.ranks import run_ranks
+from tests.models import ToyModel, toy_batch
 
 pytestmark = pytest.mark.distributed
 
@@ -104,6 +110,27 @@ def test_ranks_part_ways_with_a_limit_of_ten_seconds(case: str) -> None:
 @pytest.mark.parametrize('case', ['forward', 'backward', 'save'])
 def test_one_of_four_parts_ways(case: str) -> None:
     check_both_name_both(run(case, ranks=4))
+
+
+def alone_after_a_group() -> list[float]:
+    """Ranks that leave their group and train each on its own, other models, compare nothing any more."""
+    rank = dist.get_rank()
+    losses = []
+    for depth in (2, 2 + rank):
+        policy = dict(type='ModuleClassPolicy', classes=['Block'])
+        model = ZeroModelWrapper(module=ToyModel(depth=depth), wrap_policy=policy, find_unused_parameters=True)
+        optim = ZeroOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+        optim.initialize_count_status(model, 0, 10)
+        losses += [float(model.train_step(toy_batch(step), optim)['loss'].detach()) for step in range(2)]
+        if depth == 2 and len(losses) == 2:
+            dist.barrier()
+            dist.destroy_process_group()
+            dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    return losses
+
+
+def test_alone_after_a_group() -> None:
+    assert all(len(losses) == 4 for losses in run_ranks(2, alone_after_a_group))
 
 
 @SLOW

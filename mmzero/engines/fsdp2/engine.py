@@ -148,9 +148,8 @@ class FSDP2Engine(ParamGradEngine):
                 [
                     f'model_wrapper_cfg.precision.param_dtype: autocast to {dtype} over units gathered in '
                     f'{self.config.precision.param_dtype or "their own dtype"} keeps a 16-bit copy of every weight '
-                    'until backward, which undoes stage 3; set precision=dict(param_dtype=...) to '
-                    'the same dtype (ZeroRunner does it by itself), '
-                    'or use stage 2'
+                    'until backward, which undoes stage 3; set precision=dict(param_dtype=...) to the same dtype '
+                    '(ZeroRunner does it by itself), or use stage 2'
                 ]
             )
 

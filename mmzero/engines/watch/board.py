@@ -13,6 +13,7 @@ import os
 import struct
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PLACE_BYTES, SLOTS = 248, 512
@@ -112,7 +113,7 @@ class Board:
             # Waiting still shows what the board would have.
             self.remove_file()
             self.own = Page()
-        self.pages: dict[int, Page] = {rank: self.own}
+        self.others: dict[int, Page] = {}
 
     def open(self, paths: list[str]) -> None:
         """Open the other ranks' pages; what is on another host is left out.
@@ -122,10 +123,13 @@ class Board:
         """
         for rank, path in enumerate(paths):
             if rank != self.rank:
-                try:
-                    self.pages[rank] = Page(path)
-                except OSError:
-                    continue
+                with suppress(OSError):
+                    self.others[rank] = Page(path)
+
+    @property
+    def pages(self) -> dict[int, Page]:
+        """All that can be seen from here, by rank."""
+        return {self.rank: self.own, **self.others}
 
     def remove_file(self) -> None:
         """Take the file's name away, once all have opened it; memory stays."""
@@ -143,7 +147,7 @@ class Board:
         """
         mine = as_place(place)
         self.own.write(index, mine)
-        for rank, page in self.pages.items():
+        for rank, page in self.others.items():
             theirs = page.read(index)
             if theirs is not None and theirs != mine:
                 time.sleep(SECOND_LOOK_SECONDS)

@@ -63,7 +63,7 @@ class Watch:
     def __init__(self, limit: float, waits_in_backward: bool) -> None:
         self.limit = limit
         self.waits_in_backward = waits_in_backward
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.group, self.rank, self.size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
         # The main thread may sit in the store's own connection.
         self.store: Store = default_store().clone()  # type: ignore[attr-defined]
         self.host, self.pid = socket.gethostname(), os.getpid()
@@ -121,11 +121,11 @@ class Watch:
         if self._told:
             return ''
         self._told = True
-        if isinstance(error, OfAnotherRank) and self._another_speaks():
-            return None
         all_say = isinstance(error, RanksPartedError)
         text = f'all {error}' if all_say else f'{self.rank} {type(error).__name__}: {error}'
         try:
+            if isinstance(error, OfAnotherRank) and self._another_speaks():
+                return None
             lost = '' if isinstance(error, ZeroError) else self._lost(str(error))
             found = self.store.compare_set(_FAULT, '', text).decode()
             if found == text and all_say:
@@ -144,20 +144,25 @@ class Watch:
             time.sleep(0.05)
         return False
 
-    def wait_for_speaker(self) -> None:
-        """Let the rank that has failed say why, and end: the launcher takes the first to end for the cause."""
+    def end_with_others(self) -> NoReturn:
+        """End with the fault that another rank has left word of: say it where all do, else let that rank say it."""
         with suppress(RuntimeError):
             rank, _, fault = self.store.get(_FAULT).decode().partition(' ')
             if rank == 'all':
                 self.store.add(_READ, 1)
+                # Rank 0 mostly keeps the store, which the others still read.
                 self._end(fault, wait_for_others=self.rank == 0)
-            time.sleep(FAREWELL_SECONDS)
-            start = time.monotonic()
-            while rank.isdigit() and time.monotonic() - start < LONGEST_FAREWELL_SECONDS:
-                speaker = Report.read(self.store.get(_key(int(rank))))
-                if speaker.rank not in self._beside or not _alive(speaker.pid):
-                    return
-                time.sleep(0.1)
+            self._wait_for_end_of(int(rank))
+        _leave()
+
+    def _wait_for_end_of(self, rank: int) -> None:
+        """The launcher takes the first rank to end for the cause."""
+        time.sleep(FAREWELL_SECONDS)
+        start = time.monotonic()
+        while rank in self._beside and time.monotonic() - start < LONGEST_FAREWELL_SECONDS:
+            if not _alive(Report.read(self.store.get(_key(rank))).pid):
+                return
+            time.sleep(0.1)
 
     def _lost(self, error: str) -> str:
         """Say which rank a broken connection was to, where it left no word."""
@@ -211,7 +216,7 @@ class Watch:
 
     def _compare(self, report: Report) -> None:
         if self.store.check([_FAULT]):
-            self._end_with_others()
+            self.end_with_others()
         self._leave_report(report)
         if report.waiting >= self.limit:
             fault = parted(self._reports(), self.limit)
@@ -234,8 +239,7 @@ class Watch:
         """A report with what this host knows of the rank: whether it is gone, and what it had no time to report."""
         if report.rank not in self._beside or _alive(report.pid):
             return report if self._is_fresh(report) else replace(report, waiting=0.0)
-        page = self.board.pages.get(report.rank)
-        place, doing = ('', '') if page is None else page.last()
+        place, doing = self.board.pages[report.rank].last()
         return replace(report, gone=True, last=[place] if place else report.last, doing=doing or report.doing)
 
     def _is_fresh(self, report: Report) -> bool:
@@ -249,21 +253,11 @@ class Watch:
 
     def _end_all(self, fault: str) -> None:
         found = self.store.compare_set(_FAULT, '', f'all {fault}').decode()
-        if not found.startswith('all '):
-            self._end_with_others()
-        self._end(found.removeprefix('all '), wait_for_others=True)
+        if found != f'all {fault}':
+            self.end_with_others()
+        self._end(fault, wait_for_others=True)
 
-    def _end_with_others(self) -> None:
-        """End with the fault that another rank has left word of."""
-        text = self.store.get(_FAULT).decode()
-        self.store.add(_READ, 1)
-        who, _, fault = text.partition(' ')
-        if who == 'all':
-            # Rank 0 mostly keeps the store, which the others still read.
-            self._end(fault, wait_for_others=self.rank == 0)
-        leave_quietly()
-
-    def _end(self, fault: str, wait_for_others: bool = False) -> None:
+    def _end(self, fault: str, wait_for_others: bool = False) -> NoReturn:
         print(f'error: {fault}', file=sys.stderr, flush=True)
         record_for_launcher(RanksPartedError(fault))
         if wait_for_others:
@@ -336,7 +330,7 @@ def say_last(error: BaseException, more: str, show: Callable[[], Any]) -> None:
 def leave_quietly() -> NoReturn:
     """End this process, since another rank has failed and says itself why: nothing should stand below that."""
     if _watch is not None:
-        _watch.wait_for_speaker()
+        _watch.end_with_others()
     _leave()
 
 
@@ -353,10 +347,12 @@ def start_watch(limit: float | None, waits_in_backward: bool) -> None:
     """Watch this rank from now on, until the process group is destroyed or the process ends.
 
     Args:
-        limit (float, optional): Seconds; None: do not watch.
+        limit (float, optional): Seconds; None: start none.
         waits_in_backward (bool): As of :class:`Watch`.
     """
     global _watch
+    if _watch is not None and _watch.group is not dist.group.WORLD:
+        stop_watch()
     if limit is None or dist.get_world_size() == 1:
         return
     if _watch is not None:
