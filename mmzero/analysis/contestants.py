@@ -38,6 +38,18 @@ def contestants(setting: Setting) -> dict[str, Step]:
 
 def pair(setting: Setting) -> Step:
     """ZeroModelWrapper and ZeroOptimWrapper."""
+    return _train_steps(*build_pair(setting))
+
+
+def build_pair(setting: Setting) -> tuple[ZeroModelWrapper, ZeroOptimWrapper]:
+    """Build both. Collective.
+
+    Args:
+        setting (Setting): The training.
+
+    Returns:
+        tuple[ZeroModelWrapper, ZeroOptimWrapper]: The pair.
+    """
     dtype = 'bfloat16' if setting.bf16 else None
     model = ZeroModelWrapper(
         setting.model(),
@@ -45,8 +57,7 @@ def pair(setting: Setting) -> Step:
         wrap_policy=dict(type='ModuleClassPolicy', classes=[setting.unit.__name__]),
         precision=dict(param_dtype=dtype),
     )
-    optim = ZeroOptimWrapper(setting.optimizer(model), dtype=dtype, **setting.optim_wrapper)
-    return _train_steps(model, optim)
+    return model, ZeroOptimWrapper(setting.optimizer(model), dtype=dtype, **setting.optim_wrapper)
 
 
 def mmengine_fsdp(setting: Setting) -> Step:

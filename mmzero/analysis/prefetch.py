@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import nn
 
 from mmzero.analysis.collectives import CollectiveLog
+from mmzero.analysis.contestants import build_pair
 from mmzero.analysis.paired import MedianRatio, largest_over_ranks, median_ratio, timed_rounds
 from mmzero.analysis.setting import Setting
 from mmzero.analysis.step import record_memory, run_step
-from mmzero.wrappers import ZeroModelWrapper, ZeroOptimWrapper
+from mmzero.wrappers import ZeroModelWrapper
 
 PLAIN = 'as FSDP2 does it'
 
@@ -102,7 +103,7 @@ def measure_prefetch(setting: Setting, rounds: int, batch_size: int = 4, seed: i
     steps: dict[str, Callable[[int], None]] = {}
     counts, memories = {}, {}
     for name, change in VARIANTS.items():
-        model, optim = _pair(setting)
+        model, optim = build_pair(setting)
 
         def step(_: int = 0, model: Any = model, optim: Any = optim) -> None:
             run_step(model, optim, lambda: batch)
@@ -120,13 +121,6 @@ def measure_prefetch(setting: Setting, rounds: int, batch_size: int = 4, seed: i
         name: Variant(counts[name], states, everything, median_ratio(seconds[name], seconds[PLAIN], seed=seed))
         for name, (states, everything) in zip(VARIANTS, peaks, strict=True)
     }
-
-
-def _pair(setting: Setting) -> tuple[ZeroModelWrapper, ZeroOptimWrapper]:
-    dtype = 'bfloat16' if setting.bf16 else None
-    policy = dict(type='ModuleClassPolicy', classes=[setting.unit.__name__])
-    model = ZeroModelWrapper(setting.model(), stage=3, wrap_policy=policy, precision=dict(param_dtype=dtype))
-    return model, ZeroOptimWrapper(setting.optimizer(model), dtype=dtype, **setting.optim_wrapper)
 
 
 def prefetch_table(found: dict[str, Variant]) -> str:

@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,15 @@ def merged(ranks: list[Faults]) -> Faults:
     names = list(ranks[0])
     assert all(list(found) == names for found in ranks), 'the ranks did not run the same cases'
     return {name: [f'rank {i}: {text}' for i, found in enumerate(ranks) for text in found[name]] for name in names}
+
+
+def by_stage(cases: Sequence[Callable[[str, int], list[str]]], stages: Sequence[int], folder: str) -> Faults:
+    """Run each case at each stage, in a folder of its own."""
+    return {
+        f'{case.__name__} {stage}': case(f'{folder}/{case.__name__}/{stage}', stage)
+        for case in cases
+        for stage in stages
+    }
 
 
 def same_on_all_ranks(tensors: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor] | None = None) -> list[str]:

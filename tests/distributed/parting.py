@@ -28,9 +28,14 @@ class Turning(ToyModel):
     def __init__(self) -> None:
         super().__init__(scalar=False)
         self.blocks.append(Other(12, False))
+        self.early = nn.Parameter(torch.zeros(12))
+        self.stem.requires_grad_(False)
 
     def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
         stem = self.stem(inputs)
+        if TURNS.get('early'):
+            # From here on what flows into the blocks has a gradient.
+            stem = stem + self.early
         if TURNS.get('swap'):
             x = self.blocks[3](self.blocks[1](self.blocks[0](self.blocks[2](stem))))
         elif TURNS.get('skip'):
@@ -201,6 +206,7 @@ CASES = {
     'forward': on_rank_1('skip'),
     'another order': on_rank_1('swap'),
     'backward': on_rank_1('skip in backward'),
+    'backward by data': on_rank_1('early'),
     'val': val,
     'batches': batches,
     'save': save,

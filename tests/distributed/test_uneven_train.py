@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper, ZeroRunner
 from mmzero.analysis.collectives import CollectiveLog
 from mmzero.errors import DataError
-from tests.distributed.cases import Faults, merged, refused
+from tests.distributed.cases import Faults, by_stage, merged, refused
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import full
 from tests.models import ToyModel, toy_batch
@@ -307,11 +307,7 @@ CASES = (
 
 
 def run_cases(folder: str) -> Faults:
-    return {
-        f'{case.__name__} {stage}': case(f'{folder}/{case.__name__}/{stage}', stage)
-        for case in CASES
-        for stage in STAGES
-    }
+    return by_stage(CASES, STAGES, folder)
 
 
 @pytest.fixture(scope='module')

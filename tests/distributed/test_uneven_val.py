@@ -1,9 +1,11 @@
 """Val and test where ranks have different numbers of batches or views: no hang, and every sample counts once."""
 
 import copy
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 from mmzero import ZeroModelWrapper, ZeroRunner
 from mmzero.analysis.collectives import CollectiveLog
 from mmzero.engines import started
-from tests.distributed.cases import Faults, merged, refused
+from tests.distributed.cases import Faults, by_stage, merged, refused
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel, toy_batch
 from tests.vectors import Vectors, vector_runner
@@ -189,6 +191,16 @@ def views(folder: str, stage: int) -> list[str]:
     return faults
 
 
+def workers(folder: str, stage: int) -> list[str]:
+    """Batches come from processes that stay from one loop to the next."""
+    size = dist.get_world_size() + 1
+    data = {**loader(Numbered(size)), 'num_workers': 1, 'persistent_workers': True}
+    runner = runner_of(folder, data, stage=stage)
+    # Ranks are daemons of the test, which may have no children.
+    with patch.dict(multiprocessing.current_process()._config, daemon=False):
+        return [fault for _ in range(2) for fault in differences(runner.val()['seen'], alone(Numbered(size)))]
+
+
 def views_in_16_bit(folder: str, stage: int) -> list[str]:
     """Units compute in their precision then, too, and hand on float32."""
     data = Numbered(5, lambda number: 1 + number % 3)
@@ -337,6 +349,7 @@ CASES = (
     numbers_of_batches,
     a_stream,
     views,
+    workers,
     views_in_16_bit,
     an_own_loop,
     before_and_after_training,
@@ -348,11 +361,7 @@ CASES = (
 
 
 def run_cases(folder: str) -> Faults:
-    return {
-        f'{case.__name__} {stage}': case(f'{folder}/{case.__name__}/{stage}', stage)
-        for case in CASES
-        for stage in STAGES
-    }
+    return by_stage(CASES, STAGES, folder)
 
 
 @pytest.fixture(scope='module')

@@ -87,6 +87,7 @@ SLOW = pytest.mark.slow
         pytest.param('forward', ['the forward of the unit blocks.1 (Block), in train_step 3'], marks=SLOW),
         pytest.param('another order', ['unit blocks.0 (Block)', 'unit blocks.2 (Block)'], marks=SLOW),
         ('backward', ['the backward of the unit blocks.3 (Other)', 'the backward of the unit blocks.0 (Block)']),
+        pytest.param('backward by data', ['the reduction of the unit', 'in train_step 3'], marks=SLOW),
         pytest.param('val', ['the forward of the unit blocks.1 (Block), in val_step 2'], marks=SLOW),
         pytest.param(
             'batches',

@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmzero.config import Faults, read_zero_config
-from mmzero.engines import build_engine, init_process_group
-from mmzero.errors import ConfigError
+from mmzero.engines import Loop, build_engine, init_process_group
+from mmzero.errors import ConfigError, PlanError
 
 
 @contextmanager
@@ -77,3 +77,17 @@ def test_a_16_bit_override_needs_autocast(dtype):
     config = read_zero_config(dict(overrides=[dict(units='a', param_dtype='bfloat16')]), 'model_wrapper_cfg', Faults())
     with pytest.raises(ConfigError, match=r'overrides\[0\].param_dtype: units gathered in torch.bfloat16 .*pass --amp'):
         build_engine(config).check_autocast(dtype)
+
+
+def test_an_engine_that_cannot_follow_says_what_to_do() -> None:
+    """As DeepSpeed's, in val and test of ranks with different numbers of batches."""
+    init_process_group()
+    engine = build_engine(read_zero_config(dict(stage=0), 'model_wrapper_cfg', Faults()))
+    try:
+        with (
+            engine.following_forwards(Loop('val'), [True]) as follow,
+            pytest.raises(PlanError, match=r'DDPEngine cannot take part .* round_up=True'),
+        ):
+            follow()
+    finally:
+        dist.destroy_process_group()

@@ -10,8 +10,8 @@ from mmzero.analysis.sweep.training import Record
 
 BOUNDS = dict(first=1e-6, loss=1e-6, norm=1e-6, grad=1e-6, update=1e-5, tensor=1e-4, buffer=1e-5)
 """The project's bounds in fp32: of the first loss and gradient norm, which no rounding has grown into more yet; of each
-loss and norm, relative; of the first gradients, per tensor with a
-floor; of the update after the last step, over the model and per tensor; of buffers, per tensor."""
+loss and norm, relative; of the first gradients, per tensor with a floor; of the update after the last step, over the
+model and per tensor; of buffers, per tensor."""
 
 ROOM = 1.5
 """How many times farther than a reference that is rounded otherwise a training may be."""

@@ -2,13 +2,11 @@
 
 import copy
 import importlib
-import random
 from typing import Any
 
-import numpy as np
-import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import set_random_seed
 from torch import nn
 
 from mmzero.analysis.sweep.reduction import reduced, walk
@@ -46,7 +44,7 @@ class Case:
             nn.Module: The model, initialised, in training mode.
         """
         init_default_scope(self.scope)
-        seed_all(0)
+        set_random_seed(0)
         with no_network():
             model = MODELS.build(copy.deepcopy(self.model_cfg))
             model.init_weights()
@@ -67,14 +65,3 @@ class Case:
         counts = [part.get(key) for part in walk(self.model_cfg) for key in CLASS_KEYS]
         classes = min([count for count in counts if isinstance(count, int) and count > 0], default=10)
         return inputs.demo_batch(model, self.size, number, classes=classes, empty=empty)
-
-
-def seed_all(seed: int) -> None:
-    """Set the random states of Python, numpy and torch.
-
-    Args:
-        seed (int): The seed.
-    """
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mmzero.analysis.sweep.comparison import BOUNDS, bound
+from mmzero.analysis.sweep.comparison import BOUNDS, FLOOR, ROOM, bound
 from mmzero.analysis.sweep.reduction import SIZES
 from mmzero.analysis.sweep.training import OPTIMIZER, STEPS
 from mmzero.analysis.sweep.verdict import PASSED, STATUSES, Verdict
 
-RULES = f'{STEPS} steps, {OPTIMIZER}, sizes {SIZES}'
+RULES = f'{STEPS} steps, {OPTIMIZER}, sizes {SIZES}, bounds {BOUNDS}, room {ROOM}, floor {FLOOR}'
 WATCHED = ('mmzero', 'torch', 'mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation', 'mmpretrain')
 
 

@@ -9,12 +9,13 @@ import torch.distributed as dist
 from mmengine.logging import MessageHub
 from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
+from mmengine.runner import set_random_seed
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mmzero._compat import ddp_buffer_arguments
-from mmzero.analysis.sweep.models import Case, seed_all
+from mmzero.analysis.sweep.models import Case
 from mmzero.wrappers import ZeroModelWrapper, ZeroOptimWrapper
 
 STEPS = dict(equal=3, empty=2, own=2)
@@ -136,7 +137,7 @@ def train(case: Case, way: Way) -> Record:
         for name, value in dict(iter=step, epoch=0, max_iters=steps, max_epochs=1).items():
             hub.update_info(name, value)
         batch = case.batch(model, number, empty=way.data == 'empty' and rank > 0)
-        seed_all(1000 + number)
+        set_random_seed(1000 + number)
         log_vars = wrapped.train_step(batch, optim)
         record.losses.append(float(log_vars['loss'].detach()))
         record.norms.append(float(hub.get_scalar('train/grad_norm').current()))

@@ -9,7 +9,6 @@ step may have several (views of an image), of which ranks may have different num
 """
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +17,12 @@ import torch.distributed as dist
 from torch import nn
 
 from mmzero._compat import default_store, group_timeout
+from mmzero.engines.place import looks
 from mmzero.errors import OtherRankError, PlanError, ZeroError
 from mmzero.policies import Unit, without
 
-LONGEST_PAUSE_SECONDS = 0.05
+# The first ones follow each other closely; after them it is asked where the other ranks are.
+PATIENT_LOOKS = 7
 # For the life of the process: keys are new also to the next model.
 _watches = itertools.count()
 
@@ -111,15 +112,13 @@ class SameUnits:
         store.set(f'{key}/{self.rank}', f'{name} {class_name}')
         if store.add(f'{key}/at {name}', 1) == self.size:
             store.set(f'{key}/all', '')
-        start, pause = time.monotonic(), 0.0005
-        while not store.check([f'{key}/all']):
+        for number, _ in enumerate(looks()):
+            if store.check([f'{key}/all']):
+                return
             self._raise_fault()
-            if pause == LONGEST_PAUSE_SECONDS:
+            if number >= PATIENT_LOOKS:
                 self._look_for_others(key, name, class_name)
-            if time.monotonic() - start > group_timeout().total_seconds():
-                raise PlanError(f'rank {self.rank} {_place(name, class_name)}; not all came in {group_timeout()}')
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        raise PlanError(f'rank {self.rank} {_place(name, class_name)}; not all came in {group_timeout()}')
 
     def _raise_fault(self) -> None:
         """Raise what another rank has failed with."""

@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
-from mmzero.analysis.sweep import FAILED, FAILS_PLAINLY, Results, Verdict, summary, sweep, table
+from mmzero.analysis.sweep import FAILED, FAILS_PLAINLY, PASSED, Results, Verdict, summary, sweep, table
 from mmzero.analysis.sweep.ranks import Limits
+from mmzero.analysis.sweep.results import RULES
+from mmzero.analysis.sweep.verdict import STATUSES
+from tests.tools.processes import ROOT
 
 
 def verdict(config: str = 'mmdet::dino/dino.py', stage: int = 3, status: str = 'passed', **more: object) -> Verdict:
@@ -36,6 +39,16 @@ def test_the_first_config_of_a_family_that_trains_counts(tmp_path: Path) -> None
         results.add(verdict(name, status=status))
     found = sweep([['a', 'b', 'never tried'], ['c', 'd']], [3], results, limits=Limits())
     assert [item.config for item in found] == ['b', 'c']
+
+
+def test_the_results_in_the_docs_are_of_these_rules() -> None:
+    """A sweep goes on from them, so what they were measured by must not have changed."""
+    entries = [json.loads(line) for line in (ROOT / 'docs/zoo.jsonl').read_text().splitlines()]
+    assert len(entries) > 100
+    assert {entry.pop('versions')['rules'] for entry in entries} == {RULES}
+    verdicts = [Verdict(**entry) for entry in entries]
+    assert {verdict.status for verdict in verdicts} <= set(STATUSES) - {FAILED}
+    assert all('first' in verdict.equal for verdict in verdicts if verdict.status == PASSED)
 
 
 def test_other_versions_start_again(tmp_path: Path) -> None:
