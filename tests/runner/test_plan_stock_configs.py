@@ -15,25 +15,20 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
 import mmzero  # noqa: F401
+from mmzero.analysis.sweep.families import UNREADABLE, shipped_configs
 from mmzero.runner import prepare_plan
 from mmzero.runner.offline import no_network
-from tests.runner.test_stock_configs import UNREADABLE, stock_configs
+from tests.runner.test_stock_configs import stock_configs
 
 PAGE = Path(__file__).resolve().parents[2] / 'docs/plans.md'
 
 
-def family(path: Path) -> str:
-    """The folder right below ``configs``."""
-    return path.parts[path.parts.index('configs') + 1]
-
-
-def one_per_family() -> Iterator[tuple[Path, Any]]:
+def one_per_family() -> Iterator[tuple[str, Path, Any]]:
     """The first config of each family that can be read and has a model, with what was read; None without such."""
-    families: dict[str, list[Path]] = {}
-    for path in stock_configs():
-        families.setdefault(family(path), []).append(path)
-    for paths in families.values():
-        yield next(((path, cfg) for path in paths if (cfg := _read(path)) is not None), (paths[0], None))
+    for family, paths in shipped_configs().items():
+        yield next(
+            ((family, path, cfg) for path in paths if (cfg := _read(path)) is not None), (family, paths[0], None)
+        )
 
 
 def _read(path: Path) -> Any:
@@ -75,12 +70,12 @@ def known() -> set[str]:
 @pytest.mark.slow
 def test_one_config_per_family() -> None:
     failed, ours, count = set(), [], 0
-    for path, cfg in one_per_family():
+    for family, path, cfg in one_per_family():
         count += 1
         failure = plan_failure(cfg, path.name) if cfg is not None else 'cannot be read, or has no model'
         if failure is None:
             continue
-        failed.add(family(path))
+        failed.add(family)
         if cfg is not None and stock_failure(cfg) is None:
             ours.append(f'{path.parent.name}/{path.name}: {failure}')
     assert not ours, '\n'.join(ours)

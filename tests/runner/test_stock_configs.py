@@ -8,6 +8,7 @@ import pytest
 from mmengine.config import Config
 
 import mmzero  # noqa: F401
+from mmzero.analysis.sweep.families import UNREADABLE, shipped_configs
 from mmzero.config import Faults
 from mmzero.runner.optim_check import check_optim_wrapper, check_schedulers
 from mmzero.runner.parts import Parts, check_parts
@@ -26,15 +27,11 @@ BROKEN = {
     'v3det/': 'force_grad_on_level',  # FPN has no such argument
     'qdtrack/qdtrack_faster-rcnn_r50_fpn_4e_base': 'is missing, and',  # a base without data
 }
-# Need a package or a file that is not there, before anything of mmzero is asked.
-UNREADABLE = (ImportError, FileNotFoundError)
 
 
 def stock_configs() -> list[Path]:
-    import mmdet
-
-    root = Path(mmdet.__file__).parent / '.mim' / 'configs'
-    return sorted(path for path in root.rglob('*.py') if '_base_' not in path.parts)
+    """All that mmdet ships, bases left out."""
+    return sorted(path for paths in shipped_configs().values() for path in paths)
 
 
 def faults_of(cfg: dict) -> list[str]:

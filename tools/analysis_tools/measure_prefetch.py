@@ -4,14 +4,14 @@ Under torchrun it joins its ranks, else it starts them. The model is the ViT of 
 """
 
 import argparse
-import functools
 
 import torch.distributed as dist
 
 from mmzero.analysis.launch import join_ranks
 from mmzero.analysis.prefetch import measure_prefetch, prefetch_table
 from mmzero.analysis.setting import Setting
-from mmzero.analysis.vit import ViT, ViTBlock
+from mmzero.analysis.vit import ViTBlock
+from mmzero.analysis.vit_options import add_vit_options, vit_of
 from mmzero.runner import run_tool
 
 
@@ -22,12 +22,7 @@ def parse_args() -> argparse.Namespace:
         argparse.Namespace: The arguments.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--rounds', type=int, default=200, help='timed steps of each way')
-    parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='float32', help='of the units')
-    parser.add_argument('--batch-size', type=int, default=4, help='images of a micro-batch on a rank')
-    parser.add_argument('--width', type=int, default=192, help="the model's channels, a multiple of 3")
-    parser.add_argument('--depth', type=int, default=8, help="the model's blocks")
-    parser.add_argument('--nproc', type=int, help='ranks to start; default: one a GPU, or 2 on CPUs')
+    add_vit_options(parser)
     return parser.parse_args()
 
 
@@ -35,9 +30,8 @@ def main() -> None:
     """Measure and print."""
     args = parse_args()
     device = join_ranks(args.nproc)
-    build = functools.partial(ViT, width=args.width, depth=args.depth)
-    setting = Setting(build, ViTBlock, device, bf16=args.dtype == 'bfloat16')
-    found = measure_prefetch(setting, args.rounds, args.batch_size)
+    setting = Setting(vit_of(args), ViTBlock, device, bf16=args.dtype == 'bfloat16')
+    found = measure_prefetch(setting, args.rounds, args.batch_size, args.seed)
     if dist.get_rank() == 0:
         print(prefetch_table(found), flush=True)
 
