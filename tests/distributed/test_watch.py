@@ -150,6 +150,23 @@ def test_an_error_of_one_rank_ends_all_and_is_the_last_word(case: str, last: str
     assert other.code == 1 and 'Error' not in other.err and 'error:' not in other.err
 
 
+@SLOW
+@pytest.mark.parametrize('case, text', [('error', 'the data of rank 1 are'), ('backward', 'ranks have parted ways')])
+@pytest.mark.parametrize('bare', [False, True])
+def test_torchruns_summary_ends_with_the_error(case: str, text: str, bare: bool) -> None:
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']
+    done = subprocess.run(
+        [*command, '-m', 'tests.distributed.parting', case, str(LIMIT)],
+        cwd=ROOT,
+        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), **({'BARE': '1'} if bare else {})),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    summary = done.stderr.rpartition('Root Cause')[2]
+    assert done.returncode == 1 and text in summary, done.stderr[-3000:]
+
+
 @pytest.mark.parametrize(
     'case', ['killed in a step', pytest.param('killed', marks=SLOW), pytest.param('ended', marks=SLOW)]
 )
