@@ -17,6 +17,7 @@ from torch.distributed import Store, distributed_c10d
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.nn.parallel import DistributedDataParallel
 
 # The modes have no public home; remove once they do.
@@ -195,9 +196,16 @@ def before_phases(module: FSDPModule, call: Callable[[str], None]) -> None:
         module (FSDPModule): The unit.
         call (Callable[[str], None]): Is given 'forward', 'backward' or 'reduction'.
     """
+
+    def come_to(group: Any, phase: str) -> None:
+        # Each output of a unit calls for its parameters, the first alone gathers them; how many outputs have a
+        # gradient may depend on the data.
+        if phase != 'backward' or group._training_state is not TrainingState.PRE_BACKWARD:
+            call(phase)
+
     for group in _param_groups(module):
         for name, phase in _PHASES.items():
-            _call_before(group, name, functools.partial(call, phase))
+            _call_before(group, name, functools.partial(come_to, group, phase))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,6 +133,29 @@ def alone_after_a_group() -> list[float]:
 
 def test_alone_after_a_group() -> None:
     assert all(len(losses) == 4 for losses in run_ranks(2, alone_after_a_group))
+
+
+class LossesByData(ToyModel):
+    """A second loss has a gradient where there is an object: on rank 0 alone."""
+
+    def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
+        out = super().forward(inputs, labels, mode)
+        if mode == 'loss':
+            out['loss_more'] = out['loss'] ** 2 if dist.get_rank() == 0 else torch.zeros(())
+        return out
+
+
+def losses_by_data() -> int:
+    policy = dict(type='ModuleClassPolicy', classes=['Block'])
+    model = ZeroModelWrapper(module=LossesByData(), wrap_policy=policy, find_unused_parameters=True)
+    optim = ZeroOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    optim.initialize_count_status(model, 0, 10)
+    return sum(model.train_step(toy_batch(step), optim)['loss'].isfinite().item() for step in range(2))
+
+
+def test_losses_by_data_are_no_other_place() -> None:
+    """Each loss with a gradient asks for the root's parameters; ranks have come to one place all the same."""
+    assert run_ranks(2, losses_by_data) == [2, 2]
 
 
 @SLOW
