@@ -12,4 +12,4 @@ WRAP_POLICIES = Registry('wrap policy', scope='mmzero', locations=['mmzero.polic
 CHECKPOINT_PATCHES = Registry(
     'checkpoint patch', scope='mmzero', locations=['mmzero.patches'], build_func=lambda *a, **k: None
 )
-"""Functions ``patch(module) -> undo``, found by the class name of a module or of one of its bases."""
+"""Classes of :class:`mmzero.patches.CheckpointPatch`, found by the class name of a module or of one of its bases."""

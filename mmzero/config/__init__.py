@@ -1,11 +1,13 @@
 """The fields of ``model_wrapper_cfg``: frozen dataclasses, and the reader that lists every fault at once."""
 
+from mmzero.config.checkpointing import CheckpointingConfig
 from mmzero.config.loss_scale import LossScale, read_loss_scale
 from mmzero.config.overrides import OverrideConfig
 from mmzero.config.reader import Faults, Reader, read_fields
 from mmzero.config.zero import MeshConfig, PrecisionConfig, ZeroConfig, read_zero_config
 
 __all__ = [
+    'CheckpointingConfig',
     'Faults',
     'LossScale',
     'MeshConfig',

@@ -1,5 +1,6 @@
 """Reading dicts into frozen dataclasses, collecting faults instead of stopping at the first."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -30,7 +31,8 @@ def option(default: Any, read: Reader | type | ListOf) -> Any:
 
     Args:
         default (Any): Its default.
-        read (Callable or type or ListOf): Reads its value; a dataclass reads a mapping.
+        read (Callable or type or ListOf): Reads its value; a dataclass reads a mapping, by a ``read_config(value,
+            path, faults)`` of its own if it has one.
 
     Returns:
         Any: As ``dataclasses.field``.
@@ -103,7 +105,8 @@ def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
             continue
         read = known[name].metadata['read']
         if isinstance(read, type):
-            values[name] = read_fields(read, value, f'{path}.{name}', faults)
+            read_config = getattr(read, 'read_config', functools.partial(read_fields, read))
+            values[name] = read_config(value, f'{path}.{name}', faults)
             continue
         if isinstance(read, ListOf):
             values[name] = _read_list(read.item, value, f'{path}.{name}', faults)
@@ -174,8 +177,6 @@ def module_names(value: Any) -> tuple[str, ...]:
     """A reader for one module name or a list of them."""
     if isinstance(value, str):
         return (value,)
-    if isinstance(value, Mapping):
-        raise ValueError('the dict form is not supported yet; give a list of module names')
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise ValueError("expected a list of module names, such as ['backbone', 'encoder.layers.0']")

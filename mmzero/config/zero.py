@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 import torch
 
+from mmzero.config.checkpointing import CheckpointingConfig
 from mmzero.config.overrides import OverrideConfig, check_overrides
+from mmzero.config.policy import wrap_policy
 from mmzero.config.reader import (
     Faults,
     ListOf,
     flag,
     is_number,
-    module_names,
     module_patterns,
     one_of,
     option,
@@ -21,19 +22,6 @@ from mmzero.config.reader import (
     read_fields,
     size,
 )
-
-
-def wrap_policy(value: Any) -> Any:
-    """A reader for a policy's name, its dict, a list of policies, or a function."""
-    if value is None or callable(value) or isinstance(value, str) and value or hasattr(value, '_run_policy'):
-        return value  # the last are torch's own
-    if isinstance(value, (list, tuple)) and value:
-        return [wrap_policy(item) for item in value]
-    if isinstance(value, Mapping) and (
-        isinstance(value.get('type'), str) and value['type'] or callable(value.get('type'))
-    ):
-        return value
-    raise ValueError("expected a policy's name, or a dict with type, such as dict(type='ModuleClassPolicy', ...)")
 
 
 def engine_name(value: Any) -> str:
@@ -149,8 +137,8 @@ class ZeroConfig:
         overrides (tuple[OverrideConfig, ...]): Rules for single units; later entries win, field by field.
         precision (PrecisionConfig): Data types of the units.
         offload (OffloadConfig): What leaves the GPU between its uses; not supported yet.
-        activation_checkpointing (tuple[str, ...]): Names of modules whose activations are recomputed in
-            backward, as MMEngine's key of that name. Blocks with ``with_cp=True`` are found by themselves.
+        activation_checkpointing (CheckpointingConfig): What is recomputed in backward: a list of names of modules, as
+            MMEngine's key of that name, or a dict. Blocks with ``with_cp=True`` are found by themselves.
         find_unused_parameters (bool): As MMDistributedDataParallel's argument. Defaults to False.
         broadcast_buffers (bool): As DDP's argument, stage 0 only; other stages refuse it. Defaults to False,
             as MMEngine sets it.
@@ -169,7 +157,7 @@ class ZeroConfig:
     overrides: tuple[OverrideConfig, ...] = option((), ListOf(OverrideConfig))
     precision: PrecisionConfig = option(PrecisionConfig(), PrecisionConfig)
     offload: OffloadConfig = option(OffloadConfig(), OffloadConfig)
-    activation_checkpointing: tuple[str, ...] = option((), module_names)
+    activation_checkpointing: CheckpointingConfig = option(CheckpointingConfig(), CheckpointingConfig)
     find_unused_parameters: bool = option(False, flag)
     broadcast_buffers: bool = option(False, flag)
     static_graph: bool | None = option(None, optional_flag)

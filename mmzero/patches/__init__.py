@@ -1,7 +1,19 @@
 """Activation checkpointing on module instances: apply, undo, and count what matched."""
 
 from mmzero.patches.apply import Applied, apply_patches
-from mmzero.patches.checkpoint import checkpoint_module
-from mmzero.patches.with_cp import with_cp_block
+from mmzero.patches.checkpoint import Region, checkpoint_module
+from mmzero.patches.offload import OffloadToHost
+from mmzero.patches.patch import CheckpointPatch, Undo, set_attribute
+from mmzero.patches.with_cp import WithCp
 
-__all__ = ['Applied', 'apply_patches', 'checkpoint_module', 'with_cp_block']
+__all__ = [
+    'Applied',
+    'CheckpointPatch',
+    'OffloadToHost',
+    'Region',
+    'Undo',
+    'WithCp',
+    'apply_patches',
+    'checkpoint_module',
+    'set_attribute',
+]

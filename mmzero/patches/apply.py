@@ -1,12 +1,15 @@
 """Applying the patches to a model."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from mmzero.config import CheckpointingConfig
 from mmzero.errors import PlanError, near_names
-from mmzero.patches.checkpoint import Undo, checkpoint_module
+from mmzero.patches.checkpoint import Region, checkpoint_module
+from mmzero.patches.offload import OffloadToHost
+from mmzero.patches.patch import CheckpointPatch, Undo
 from mmzero.registry import CHECKPOINT_PATCHES
 
 
@@ -18,30 +21,54 @@ class Applied:
         left (tuple[str, ...]): Classes of blocks with ``with_cp=True`` for which no patch is registered; they
             keep the re-entrant checkpointing of their own.
         undos (Sequence[Callable]): What takes the changes back.
+        regions (Mapping[str, Region]): How each patched module is recomputed, by its path.
+        how (str): What is kept, and where.
     """
 
-    def __init__(self, counts: Counter, left: tuple[str, ...], undos: Sequence[Undo]) -> None:
+    def __init__(
+        self,
+        counts: Counter,
+        left: tuple[str, ...],
+        undos: Sequence[Undo],
+        regions: Mapping[str, Region] | None = None,
+        how: str = '',
+    ) -> None:
         self.counts = counts
         self.left = left
+        self.regions = dict(regions or {})
         self._undos = list(undos)
+        self._how = how
 
     def undo(self) -> None:
         """Take all changes back."""
         while self._undos:
             self._undos.pop()()
 
+    def never_run(self) -> tuple[str, ...]:
+        """Find what was patched to no effect so far.
+
+        Returns:
+            tuple[str, ...]: Paths of modules whose forward was not called with gradients.
+        """
+        return tuple(name for name, region in self.regions.items() if not region.has_run)
+
     def __str__(self) -> str:
-        return ', '.join(f'{count} x {name}' for name, count in sorted(self.counts.items())) or 'nothing'
+        found = ', '.join(f'{count} x {name}' for name, count in sorted(self.counts.items())) or 'nothing'
+        return f'{found}{self._how}' if self.counts else found
 
 
-def apply_patches(model: nn.Module, names: Sequence[str] = ()) -> Applied:
+def apply_patches(
+    model: nn.Module, config: CheckpointingConfig = CheckpointingConfig(), chosen: Sequence[str] = ()
+) -> Applied:
     """Turn on activation checkpointing where the model or the user asks for it.
 
-    Blocks of a registered class with ``with_cp=True`` are found by themselves; other modules are named.
+    Modules of a registered class that ask for it by an option of their own are found by themselves; others are
+    named.
 
     Args:
         model (nn.Module): The model, before sharding.
-        names (Sequence[str]): Paths of further modules. Defaults to none.
+        config (CheckpointingConfig): Names of further modules, and what is kept. Its policy is not asked.
+        chosen (Sequence[str]): Paths of what its policy has chosen. Defaults to none.
 
     Returns:
         Applied: What matched.
@@ -50,28 +77,39 @@ def apply_patches(model: nn.Module, names: Sequence[str] = ()) -> Applied:
         PlanError: If a name is not in the model, or a module's forward was replaced already; nothing is
             patched then.
     """
-    counts: Counter = Counter()
-    undos: list[Undo] = []
     modules = dict(model.named_modules())
-    for name in names:
+    for name in config.modules:
         if not name or name not in modules:
             raise PlanError(
                 f'activation_checkpointing: {type(model).__name__} has no module {name!r}'
                 f'{near_names(name, filter(None, modules))}'
             )
+    wanted = {modules[name] for name in (*config.modules, *chosen)}
+    undos: list[Undo] = []
+    for module in modules.values():
+        patch = patch_of(module)
+        asked = patch.asks_for(module)
+        if asked:
+            wanted.update(asked)
+            undos.append(patch.turn_off(module))
+    counts: Counter = Counter()
+    regions: dict[str, Region] = {}
+    host = OffloadToHost()
     try:
         for name, module in modules.items():
-            patch = patch_of(module)
-            undo = patch(module) if patch is not None else None
-            if undo is None and name in names:
-                undo = checkpoint_module(module)
-            if undo is not None:
+            if module in wanted:
+                regions[name], undo = checkpoint_module(module, config, patch=patch_of(module), host=host)
                 counts[type(module).__name__] += 1
                 undos.append(undo)
     except ValueError as error:
         Applied(counts, (), undos).undo()
         raise PlanError(f'activation_checkpointing: {name!r}: {error}') from None
-    return Applied(counts, _unpatched(model), undos)
+    return Applied(counts, _unpatched(model), undos, regions, _how(config))
+
+
+def _how(config: CheckpointingConfig) -> str:
+    kept = dict(inputs='', matmuls=', keeping outputs of matrix products and attention', all=', recomputing nothing')
+    return kept[config.save] + (', what is kept goes to pinned host memory' if config.offload else '')
 
 
 def _unpatched(model: nn.Module) -> tuple[str, ...]:
@@ -83,21 +121,19 @@ def _unpatched(model: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(left))
 
 
-def patch_of(module: nn.Module) -> Callable[[nn.Module], Undo | None] | None:
+_NO_PATCH = CheckpointPatch()
+
+
+def patch_of(module: nn.Module) -> CheckpointPatch:
     """Find the patch for a module by its class or the nearest base class that has one.
 
     Args:
         module (nn.Module): The module.
 
     Returns:
-        Callable or None: The patch.
+        CheckpointPatch: The patch; one that asks for nothing where none is registered.
     """
     for base in type(module).__mro__:
-        patch = CHECKPOINT_PATCHES.get(base.__name__) if base.__name__ in _names() else None
-        if patch is not None:
-            return patch
-    return None
-
-
-def _names() -> dict:
-    return CHECKPOINT_PATCHES.module_dict
+        if base.__name__ in CHECKPOINT_PATCHES.module_dict:
+            return CHECKPOINT_PATCHES.module_dict[base.__name__]()
+    return _NO_PATCH

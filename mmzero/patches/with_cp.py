@@ -1,10 +1,10 @@
-"""Blocks that checkpoint themselves by ``with_cp=True``: Swin and the ResNets of the OpenMMLab packages."""
+"""Blocks that checkpoint themselves by ``with_cp=True``: those of mmcv, mmdet, mmseg and mmpretrain."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from torch import nn
 
-from mmzero.patches.checkpoint import checkpoint_module
+from mmzero.patches.patch import CheckpointPatch, Undo, set_attribute
 from mmzero.registry import CHECKPOINT_PATCHES
 
 # Classes whose forward calls torch.utils.checkpoint in its re-entrant form when ``with_cp`` is set. That form
@@ -13,23 +13,13 @@ WITH_CP_CLASSES = ('SwinBlock', 'BasicBlock', 'Bottleneck')
 
 
 @CHECKPOINT_PATCHES.register_module(name=list(WITH_CP_CLASSES))
-def with_cp_block(module: nn.Module) -> Callable[[], None] | None:
-    """Replace a block's own re-entrant checkpointing by the non-re-entrant one, over its whole forward.
+class WithCp(CheckpointPatch):
+    """Replaces a block's own re-entrant checkpointing by the non-re-entrant one, over its whole forward."""
 
-    Args:
-        module (nn.Module): A block with an attribute ``with_cp``.
+    def asks_for(self, module: nn.Module) -> Sequence[nn.Module]:
+        """As the base says: the block, where ``with_cp`` is set."""
+        return (module,) if getattr(module, 'with_cp', False) else ()
 
-    Returns:
-        Callable[[], None] or None: Takes the change back; None where ``with_cp`` is not set and there is
-        nothing to do.
-    """
-    if not getattr(module, 'with_cp', False):
-        return None
-    undo_checkpoint = checkpoint_module(module)
-    module.with_cp = False  # type: ignore[assignment]
-
-    def undo() -> None:
-        undo_checkpoint()
-        module.with_cp = True  # type: ignore[assignment]
-
-    return undo
+    def turn_off(self, module: nn.Module) -> Undo:
+        """As the base says."""
+        return set_attribute(module, 'with_cp', False)

@@ -22,6 +22,7 @@ from mmzero.runner.lookup import advice
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
 from mmzero.runner.translate import is_amp
 from mmzero.runner.unread import Record, refuse_unread, watched
+from mmzero.wrappers.regions import chosen_regions
 
 
 def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> list[str]:
@@ -47,9 +48,10 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
         return []
     _check_plan(cfg, config, model, faults)
     try:
-        apply_patches(model, config.activation_checkpointing).undo()
+        checkpointing = config.activation_checkpointing
+        apply_patches(model, checkpointing, chosen_regions(model, checkpointing)).undo()
     except (PlanError, ValueError) as error:
-        faults.add('activation_checkpointing', str(error).removeprefix('activation_checkpointing: '))
+        faults.add('activation_checkpointing', re.sub(r'^activation_checkpointing(: |(?=\.))', '', str(error)))
     check_tied(cfg.get('optim_wrapper'), model, faults)
     left = check_custom_keys_match(cfg.get('optim_wrapper'), model, faults)
     on_cpu = not torch.cuda.is_available()

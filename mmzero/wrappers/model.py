@@ -24,6 +24,7 @@ from mmzero.patches import apply_patches
 from mmzero.planner import plan_report
 from mmzero.policies import WrapPlan
 from mmzero.wrappers.joining import evaluated, trained
+from mmzero.wrappers.regions import chosen_regions
 from mmzero.wrappers.stand_in import StandIn
 
 
@@ -55,7 +56,8 @@ class ZeroModelWrapper(nn.Module):
         faults.raise_if_any()
         if any(isinstance(param, DTensor) for param in module.parameters()):
             raise ConfigError([f'model: this {type(module).__name__} is sharded already; build a new one'])
-        self.patched = apply_patches(module, self.config.activation_checkpointing)
+        checkpointing = self.config.activation_checkpointing
+        self.patched = apply_patches(module, checkpointing, chosen_regions(module, checkpointing))
         self.engine = build_engine(self.config)
         try:
             self.plan: WrapPlan = plan_units(module, self.engine, dist.get_world_size())

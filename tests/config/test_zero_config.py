@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from mmzero.config import Faults, MeshConfig, ZeroConfig, read_zero_config
+from mmzero.config import CheckpointingConfig, Faults, MeshConfig, ZeroConfig, read_zero_config
 from mmzero.errors import ConfigError
 
 PATH = 'model_wrapper_cfg'
@@ -81,7 +81,27 @@ def test_all_faults_in_one_error():
             dict(activation_checkpointing=[1]),
             'activation_checkpointing: got [1]; expected a list of',
         ),
-        (dict(activation_checkpointing=dict(policy='x')), 'the dict form is not supported yet'),
+        (
+            dict(activation_checkpointing=dict(polcy='x')),
+            "activation_checkpointing.polcy: unknown field; did you mean 'policy'",
+        ),
+        (dict(activation_checkpointing=dict(every=2)), 'activation_checkpointing.every: counts what a policy chooses'),
+        (dict(activation_checkpointing=dict(policy='AutoPolicy', every=0)), 'every: got 0; allowed: 1 for each'),
+        (dict(activation_checkpointing=dict(save='all')), "save: got 'all', which recomputes nothing; it is for"),
+        (dict(activation_checkpointing=dict(save='some')), "save: got 'some'; allowed: 'inputs', 'matmuls', 'all'"),
+        (dict(activation_checkpointing=dict(offload='nvme')), "offload: got 'nvme'; allowed: None, 'cpu'"),
+        (
+            dict(activation_checkpointing=dict(save='matmuls', offload='cpu')),
+            "offload: got 'cpu' beside save='matmuls'",
+        ),
+        (dict(activation_checkpointing=dict(type='budget')), "type: got 'budget'; allowed: None, 'Budget'"),
+        (dict(activation_checkpointing=dict(type='Budget')), 'memory: is missing; say what may be kept for backward'),
+        (dict(activation_checkpointing=dict(memory='1GiB')), "memory: is for type='Budget'"),
+        (dict(activation_checkpointing=dict(type='Budget', memory='lots')), "memory: got 'lots'; expected bytes, or"),
+        (
+            dict(activation_checkpointing=dict(type='Budget', memory=1, save='matmuls')),
+            "save: got 'matmuls'; a Budget recomputes modules whole",
+        ),
         (dict(find_unused_parameters=1), 'find_unused_parameters: got 1; allowed: True, False'),
         (dict(static_graph='no'), "static_graph: got 'no'; allowed: None, True, False"),
     ],
@@ -184,7 +204,14 @@ def test_dtypes_by_name_or_as_dtype(given):
 
 @pytest.mark.parametrize('given', ['backbone', ['backbone'], ('backbone',)])
 def test_module_names(given):
-    assert read(activation_checkpointing=given).activation_checkpointing == ('backbone',)
+    assert read(activation_checkpointing=given).activation_checkpointing == CheckpointingConfig(modules=('backbone',))
+
+
+@pytest.mark.parametrize(
+    ('given', 'size'), [(3, 3), ('20GiB', 20 * 2**30), ('1.5 GB', 1_500_000_000), ('512MiB', 2**29), ('7B', 7)]
+)
+def test_memory_sizes(given, size):
+    assert read(activation_checkpointing=dict(type='Budget', memory=given)).activation_checkpointing.memory == size
 
 
 @pytest.mark.parametrize('given', ['**.norm*', ['**.norm*'], ('**.norm*',)])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmzero.config import CheckpointingConfig
 from mmzero.errors import PlanError
 from mmzero.patches import apply_patches
 
@@ -23,7 +24,7 @@ def patched(model):
 
 
 def test_named_modules(net, twin, same_step):
-    applied = apply_patches(net, ['blocks.1', 'stem'])
+    applied = apply_patches(net, CheckpointingConfig(modules=['blocks.1', 'stem']))
     assert patched(net) == ['stem', 'blocks.1']
     assert applied.counts == dict(Linear=1, Block=1)
     assert str(applied) == '1 x Block, 1 x Linear'
@@ -38,7 +39,7 @@ def test_nothing_asked_for(net):
 
 def test_undo(net, twin):
     before = {name: dict(vars(module)) for name, module in net.named_modules()}
-    applied = apply_patches(net, ['blocks.0', 'blocks.0.up'])
+    applied = apply_patches(net, CheckpointingConfig(modules=['blocks.0', 'blocks.0.up']))
     assert patched(net) == ['blocks.0', 'blocks.0.up']
     applied.undo()
     assert {name: dict(vars(module)) for name, module in net.named_modules()} == before
@@ -46,7 +47,7 @@ def test_undo(net, twin):
 
 
 def test_tree_and_names_stay(net, twin):
-    apply_patches(net, ['blocks.0', 'blocks.0.up'])
+    apply_patches(net, CheckpointingConfig(modules=['blocks.0', 'blocks.0.up']))
     assert list(net.state_dict()) == list(twin.state_dict())
     assert str(net) == str(twin)
 
@@ -61,14 +62,14 @@ def test_tree_and_names_stay(net, twin):
 )
 def test_name_that_is_not_there(net, name, said):
     with pytest.raises(PlanError, match=f'activation_checkpointing: {said}'):
-        apply_patches(net, ['blocks.0', name])
+        apply_patches(net, CheckpointingConfig(modules=['blocks.0', name]))
     assert patched(net) == []
 
 
 def test_forward_that_was_replaced_is_refused_and_nothing_stays_patched(net):
     net.blocks[1].forward = lambda x: x
     with pytest.raises(PlanError, match="'blocks.1': forward of this Block was replaced"):
-        apply_patches(net, ['blocks.0', 'blocks.1'])
+        apply_patches(net, CheckpointingConfig(modules=['blocks.0', 'blocks.1']))
     assert patched(net) == ['blocks.1']
 
 
@@ -87,5 +88,5 @@ def test_block_with_cp_off_is_not_reported():
 
 def test_model_on_meta():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU()).to('meta')
-    assert apply_patches(model, ['0']).counts == dict(Linear=1)
+    assert apply_patches(model, CheckpointingConfig(modules=['0'])).counts == dict(Linear=1)
     assert model(torch.empty(3, 2, device='meta')).shape == (3, 2)

@@ -128,7 +128,7 @@ def test_hooks_run_once(net):
 def test_undo_restores_exactly(net):
     block = net.blocks[0]
     before = dict(vars(block))
-    undo = checkpoint_module(block)
+    _, undo = checkpoint_module(block)
     assert vars(block) != before
     undo()
     assert vars(block) == before

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import mmzero  # noqa: F401
-from mmzero.patches import apply_patches
+from mmzero.config import CheckpointingConfig
+from mmzero.patches import CheckpointPatch, apply_patches
 from mmzero.registry import CHECKPOINT_PATCHES
 
 pytest.importorskip('mmdet')
@@ -110,13 +111,13 @@ def test_undo(backbone):
 def test_named_block_is_patched_once():
     model = build(SWIN)
     path = next(p for p, m in model.named_modules() if type(m).__name__ == 'SwinBlock')
-    assert apply_patches(model, [path]).counts == dict(SwinBlock=3)
+    assert apply_patches(model, CheckpointingConfig(modules=[path])).counts == dict(SwinBlock=3)
 
 
 def test_named_block_with_cp_off_is_patched():
     model = build(SWIN, with_cp=False)
     path = next(p for p, m in model.named_modules() if type(m).__name__ == 'SwinBlock')
-    assert apply_patches(model, [path]).counts == dict(SwinBlock=1)
+    assert apply_patches(model, CheckpointingConfig(modules=[path])).counts == dict(SwinBlock=1)
 
 
 def test_subclass_is_found():
@@ -130,11 +131,14 @@ def test_project_registers_its_own_patch():
     model = build(SWIN)
     block = blocks_of(model, 'SwinBlock')[0]
     block.__class__ = type('OurBlock', (type(block),), {})
-    seen = []
+
+    class OurPatch(CheckpointPatch):
+        def asks_for(self, module):
+            return (module.ffn,)
+
     # Nearer than SwinBlock's.
-    CHECKPOINT_PATCHES.register_module(name='OurBlock', module=lambda module: seen.append(module))
+    CHECKPOINT_PATCHES.register_module(name='OurBlock', module=OurPatch)
     try:
-        assert apply_patches(model).counts == dict(SwinBlock=2)
+        assert apply_patches(model).counts == dict(SwinBlock=2, FFN=1)
     finally:
         del CHECKPOINT_PATCHES.module_dict['OurBlock']
-    assert seen == [block]

@@ -1,0 +1,73 @@
+"""What a class of modules says about its activation checkpointing."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+Undo = Callable[[], None]
+"""Takes a change back."""
+
+
+class CheckpointPatch:
+    """How modules of a class ask for checkpointing, and how they are recomputed.
+
+    Registered in :data:`mmzero.registry.CHECKPOINT_PATCHES` under the names of classes, and found by the class of a
+    module or the nearest of its bases that is registered. This base is what modules without a patch get: they never
+    ask, and their forward is recomputed as it was called.
+    """
+
+    def asks_for(self, module: nn.Module) -> Sequence[nn.Module]:
+        """Find what is to be recomputed because an option of the module itself says so.
+
+        Args:
+            module (nn.Module): A module of the class.
+
+        Returns:
+            Sequence[nn.Module]: The module, or modules below it; none where the option is off.
+        """
+        return ()
+
+    def turn_off(self, module: nn.Module) -> Undo:
+        """Turn the module's own checkpointing off, since the forward is recomputed without it.
+
+        Args:
+            module (nn.Module): One that asks.
+
+        Returns:
+            Callable[[], None]: Takes the change back.
+        """
+        return lambda: None
+
+    def arguments(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Change the arguments of a forward that will be run a second time.
+
+        Args:
+            module (nn.Module): The module that is recomputed.
+            args (tuple): Positional arguments.
+            kwargs (dict): Keyword arguments.
+
+        Returns:
+            tuple[tuple, dict]: What to call it with, such as without a cache that each run would add to.
+        """
+        return args, kwargs
+
+
+def set_attribute(module: nn.Module, name: str, value: Any) -> Undo:
+    """Set an attribute of a module.
+
+    Args:
+        module (nn.Module): The module.
+        name (str): Of an attribute that it has.
+        value (Any): What to set.
+
+    Returns:
+        Callable[[], None]: Sets it back.
+    """
+    before = getattr(module, name)
+    setattr(module, name, value)
+
+    def undo() -> None:
+        setattr(module, name, before)
+
+    return undo
