@@ -115,8 +115,8 @@ def _refuse_contradictions(config: CheckpointingConfig, path: str, faults: Fault
     if config.save == 'matmuls' and config.offload is not None:
         faults.add(
             f'{path}.offload',
-            f"got {config.offload!r} beside save='matmuls', whose outputs torch keeps where they are; use save='inputs' "
-            "or 'all'",
+            f"got {config.offload!r} beside save='matmuls', whose outputs torch keeps where they are; use "
+            "save='inputs' or 'all'",
         )
     if config.chooses:
         if config.memory is None:

@@ -1,14 +1,18 @@
 """Activation checkpointing on module instances: apply, undo, and count what matched."""
 
 from mmzero.patches.apply import Applied, apply_patches
+from mmzero.patches.budget import Budget
 from mmzero.patches.checkpoint import Region, checkpoint_module
+from mmzero.patches.kept import KeptBytes
 from mmzero.patches.offload import OffloadToHost
 from mmzero.patches.patch import CheckpointPatch, Undo, set_attribute
 from mmzero.patches.with_cp import WithCp
 
 __all__ = [
     'Applied',
+    'Budget',
     'CheckpointPatch',
+    'KeptBytes',
     'OffloadToHost',
     'Region',
     'Undo',

@@ -7,7 +7,7 @@ from torch import nn
 
 from mmzero.config import CheckpointingConfig
 from mmzero.errors import PlanError, near_names
-from mmzero.patches.checkpoint import Region, checkpoint_module
+from mmzero.patches.checkpoint import DEFAULT, Region, checkpoint_module
 from mmzero.patches.offload import OffloadToHost
 from mmzero.patches.patch import CheckpointPatch, Undo
 from mmzero.registry import CHECKPOINT_PATCHES
@@ -57,9 +57,7 @@ class Applied:
         return f'{found}{self._how}' if self.counts else found
 
 
-def apply_patches(
-    model: nn.Module, config: CheckpointingConfig = CheckpointingConfig(), chosen: Sequence[str] = ()
-) -> Applied:
+def apply_patches(model: nn.Module, config: CheckpointingConfig = DEFAULT, chosen: Sequence[str] = ()) -> Applied:
     """Turn on activation checkpointing where the model or the user asks for it.
 
     Modules of a registered class that ask for it by an option of their own are found by themselves; others are

@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from mmzero.config import CheckpointingConfig
 from mmzero.patches.offload import OffloadToHost
 from mmzero.patches.patch import CheckpointPatch, Undo
 from mmzero.patches.selective import keeping_matmuls, out_of_place
+
+Observe = Callable[[list[Tensor]], tuple[AbstractContextManager, AbstractContextManager]]
+
+DEFAULT = CheckpointingConfig()
 
 
 class Region:
@@ -29,7 +33,10 @@ class Region:
     Attributes:
         active (bool): Whether it is recomputed at the moment; else it keeps its activations.
         has_run (bool): Whether a forward with gradients has come to it.
-        observe (Callable, optional): Given the tensors that the module gets, returns a context for its forward.
+        largest (int, optional): Where it is not active: bytes of tensors beyond which a call is recomputed anyway.
+        has_outgrown (bool): Whether one was.
+        observe (Callable, optional): From the tensors that the module gets to contexts for a forward that is
+            recomputed, and for its recompute.
     """
 
     def __init__(
@@ -40,7 +47,9 @@ class Region:
         self.host = host
         self.active = True
         self.has_run = False
-        self.observe: Callable[[list[Tensor]], AbstractContextManager] | None = None
+        self.largest: int | None = None
+        self.has_outgrown = False
+        self.observe: Observe | None = None
         self._has_norms = any(isinstance(layer, _NormBase) for layer in module.modules())
 
     def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -59,7 +68,7 @@ class Region:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         self.has_run = True
-        if not self.active:
+        if not self.active and not self._outgrows(args, kwargs):
             return forward(*args, **kwargs)
         offloading = self.host.saving() if self.config.offload else nullcontext()
         if self.config.save == 'all':
@@ -90,10 +99,19 @@ class Region:
                 **options,
             )
 
+    def _outgrows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        if self.largest is None:
+            return False
+        got = sum(item.nbytes for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor))
+        self.has_outgrown |= got > self.largest
+        return got > self.largest
+
     def _contexts(self, module: nn.Module, tensors: list[Tensor]) -> tuple[AbstractContextManager, ...]:
-        forward, recompute = [], []
+        forward: list[AbstractContextManager] = []
+        recompute: list[AbstractContextManager] = []
         if self.observe is not None:
-            forward.append(self.observe(tensors))
+            for contexts, context in zip((forward, recompute), self.observe(tensors), strict=True):
+                contexts.append(context)
         if self.config.save == 'matmuls':
             keeping, using = keeping_matmuls()
             forward.append(keeping)
@@ -149,7 +167,7 @@ class _KeptStatistics(AbstractContextManager):
 
 def checkpoint_module(
     module: nn.Module,
-    config: CheckpointingConfig = CheckpointingConfig(),
+    config: CheckpointingConfig = DEFAULT,
     *,
     patch: CheckpointPatch | None = None,
     host: OffloadToHost | None = None,

@@ -1,11 +1,13 @@
 """Putting what is kept for backward into host memory."""
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from mmzero._compat import saved_tensors_hooks_in_force
 
 SMALLEST = 2**16
 """Bytes below which a tensor stays on the GPU: the copy would cost more than it frees."""
@@ -58,10 +60,14 @@ class OffloadToHost:
 
     torch's ``save_on_cpu`` copies on the stream that computes; here each device has a stream for copies, and backward
     fetches ahead in the reverse order of forward. Parameters stay where they are: their memory is the engine's. On a
-    CPU nothing is copied.
+    CPU, which is the host, nothing is copied.
+
+    Attributes:
+        moved (int): Bytes that were moved so far, or on a CPU would have been.
     """
 
     def __init__(self) -> None:
+        self.moved = 0
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._order: list[weakref.ref[_Stored]] = []
 
@@ -69,32 +75,47 @@ class OffloadToHost:
         """The context of a forward whose saved tensors are moved.
 
         Returns:
-            saved_tensors_hooks: The context.
+            saved_tensors_hooks: The context; what is not moved is kept as it would be without it.
         """
-        return saved_tensors_hooks(self._pack, self._unpack)
+        pack, unpack = saved_tensors_hooks_in_force()
 
-    def _pack(self, tensor: Tensor) -> Any:
-        if tensor.device.type != 'cuda' or tensor.nbytes < SMALLEST or is_parameter(tensor):
-            # Not the tensor itself: an output that its own graph holds would never be freed without a backward.
-            return tensor if tensor.is_leaf else tensor.detach()
+        def pack_or_move(tensor: Tensor) -> Any:
+            if tensor.nbytes < SMALLEST or is_parameter(tensor):
+                return pack(tensor)
+            self.moved += tensor.nbytes
+            return self._move(tensor.detach())
+
+        return saved_tensors_hooks(
+            pack_or_move, lambda packed: self._fetch(packed) if isinstance(packed, _Moved) else unpack(packed)
+        )
+
+    def _move(self, tensor: Tensor) -> '_Moved':
+        if not tensor.is_cuda:
+            return _Moved(0, tensor)
         if tensor.device not in self._streams:
             self._streams[tensor.device] = torch.cuda.Stream(tensor.device)
-        stored = _Stored(tensor.detach(), self._streams[tensor.device])
+        stored = _Stored(tensor, self._streams[tensor.device])
         self._order.append(weakref.ref(stored))
-        return len(self._order) - 1, stored
+        return _Moved(len(self._order) - 1, stored)
 
-    def _unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        index, stored = packed
-        tensor = stored.take()
-        for reference in self._order[max(index - AHEAD, 0) : index]:
+    def _fetch(self, moved: '_Moved') -> Tensor:
+        if isinstance(moved.tensor, Tensor):
+            return moved.tensor
+        tensor = moved.tensor.take()
+        for reference in self._order[max(moved.place - AHEAD, 0) : moved.place]:
             ahead = reference()
             if ahead is not None:
                 ahead.fetch()
-        # Backward comes to what was saved later first; it has no use for it again.
-        del self._order[index:]
+        # Backward comes first to what was saved last, and has no use for it again.
+        del self._order[moved.place :]
         return tensor
+
+
+class _Moved(NamedTuple):
+    """What autograd holds in the place of a tensor: itself on a CPU, else where it is."""
+
+    place: int
+    tensor: Tensor | _Stored
 
 
 def is_parameter(tensor: Tensor) -> bool:

@@ -44,14 +44,23 @@ class AutoPolicy(WrapPolicy):
     The smallest units, as far as they add less than a hundredth to the peak, are left to what holds them, and so are
     units that share a tied parameter. A model without repeated blocks is one unit. Each decision is a line of the
     plan's notes.
+
+    Args:
+        small (bool): Whether the smallest are chosen too: blocks with few parameters, such as the first of a backbone,
+            often have the largest activations. Defaults to False.
     """
+
+    def __init__(self, small: bool = False) -> None:
+        if not isinstance(small, bool):
+            raise ValueError(f'small: got {small!r}; allowed: True, False')
+        self.small = small
 
     @override
     def choose(self, model: nn.Module) -> Choice:
         found = _Blocks(model)
         names = found.with_neighbours(found.blocks_in(''))
         names, tied = without_tied(model, names)
-        kept = found.without_small(names)
+        kept = names if self.small else found.without_small(names)
         left = found.passed_over()
         if not kept:
             why = 'no repeated block can be a unit' if left or tied else 'no block is repeated'
@@ -60,7 +69,7 @@ class AutoPolicy(WrapPolicy):
 
     @override
     def __str__(self) -> str:
-        return 'AutoPolicy'
+        return f'AutoPolicy{"(small=True)" if self.small else ""}'
 
 
 class _Blocks:

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -24,7 +24,7 @@ from mmzero.patches import apply_patches
 from mmzero.planner import plan_report
 from mmzero.policies import WrapPlan
 from mmzero.wrappers.joining import evaluated, trained
-from mmzero.wrappers.regions import chosen_regions
+from mmzero.wrappers.regions import build_budget, chosen_regions
 from mmzero.wrappers.stand_in import StandIn
 
 
@@ -66,6 +66,7 @@ class ZeroModelWrapper(nn.Module):
             self.patched.undo()
             raise
         self._announce()
+        self.budget = build_budget(checkpointing, self.patched, self.plan, _report)
         self.engine.shard(module, self.plan)
         start_watch(self.config.watch, self.engine.waits_in_backward)
         accept_whole_tensors(module)
@@ -154,13 +155,29 @@ class ZeroModelWrapper(nn.Module):
 
     def _train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
         with self.engine.watching('train') as check:
-            with optim_wrapper.optim_context(self):
+            with optim_wrapper.optim_context(self), self._budgeted():
                 data = self.module.data_preprocessor(data, True)
                 losses = BaseModel._run_forward(self, data, mode='loss')
             parsed, log_vars = self.module.parse_losses(losses)
             check(parsed)
         optim_wrapper.update_params(0 * parsed if self.stand_in.is_used else parsed)
+        if self.budget is not None:
+            self.budget.after_step()
+        if self._steps['train_step'] == 1:
+            self._tell_of_idle_regions()
         return log_vars
+
+    def _budgeted(self) -> AbstractContextManager:
+        return nullcontext() if self.budget is None else self.budget.forward()
+
+    def _tell_of_idle_regions(self) -> None:
+        idle = self.patched.never_run()
+        if idle:
+            _report(
+                f'activation_checkpointing: no forward of {", ".join(idle)} was called in the first iteration, so that '
+                'nothing is saved there; name modules that are called themselves',
+                True,
+            )
 
     @contextmanager
     def _doing(self, step: str) -> Iterator[None]:
@@ -240,6 +257,10 @@ def _check_mesh(config: ZeroConfig, faults: Faults) -> None:
         config.mesh.sizes(dist.get_world_size())
     except ValueError as error:
         faults.add('model_wrapper_cfg.mesh', str(error))
+
+
+def _report(text: str, is_warning: bool) -> None:
+    _log(text, level=30 if is_warning else 20)
 
 
 def _log(text: str, level: int = 20) -> None:

@@ -1,0 +1,60 @@
+"""Counting the bytes that autograd keeps from forward to backward."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mmzero._compat import saved_tensors_hooks_in_force
+from mmzero.patches.offload import is_parameter
+
+
+class KeptBytes:
+    """Bytes that autograd keeps on the devices, each storage once, without parameters.
+
+    Stands on ``torch.autograd.graph.saved_tensors_hooks``. What is saved under hooks of its own inside, as in a
+    recomputed region, is not seen, since it does not stay.
+
+    Args:
+        holds (bool): Whether to hold what is added, where it would be freed and leave its address to others. Defaults
+            to False.
+
+    Attributes:
+        sizes (dict[int, int]): Bytes by address of the storage.
+    """
+
+    def __init__(self, holds: bool = False) -> None:
+        self.sizes: dict[int, int] = {}
+        self._held: list[Tensor] | None = [] if holds else None
+
+    @property
+    def total(self) -> int:
+        """Bytes of all storages together."""
+        return sum(self.sizes.values())
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor, unless it is a parameter or has no memory of its own.
+
+        Args:
+            tensor (Tensor): What is kept.
+        """
+        if is_parameter(tensor) or tensor.is_meta or tensor.is_sparse:
+            return
+        storage = tensor.untyped_storage()
+        self.sizes[storage.data_ptr()] = storage.nbytes()
+        if self._held is not None:
+            self._held.append(tensor.detach())
+
+    def counting(self) -> saved_tensors_hooks:
+        """The context of a forward; saved tensors are counted, and then kept as they would be.
+
+        Returns:
+            saved_tensors_hooks: The context.
+        """
+        pack, unpack = saved_tensors_hooks_in_force()
+
+        def count(tensor: Tensor) -> Any:
+            self.add(tensor)
+            return pack(tensor)
+
+        return saved_tensors_hooks(count, unpack)
