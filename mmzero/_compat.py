@@ -176,9 +176,39 @@ def _all_accumulated(zeros: bool, params: list[Any]) -> None:
             param.to_accumulated_grad_if_needed()
 
 
+def reduce_root_last(root: FSDPModule) -> None:
+    """Let units that autograd has not reduced do so before the root, at the end of backward.
+
+    FSDP2 goes through them in the order of modules, the root first. The first unit of a model whose inputs have a
+    gradient on some ranks alone, by their data, would reduce before the root there and after it elsewhere. Remove once
+    the order does not depend on that.
+
+    Args:
+        root (FSDPModule): The sharded model.
+    """
+    states: list[Any] = [
+        module._get_fsdp_state()
+        for module in root.modules()  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule)
+    ]
+    groups = [group for state in reversed(states[1:]) for group in reversed(_groups_of(state))]
+
+    def reduce_the_rest() -> None:
+        for group in groups:
+            if group._training_state is not TrainingState.POST_BACKWARD:
+                group.post_backward()
+
+    for state in states:
+        # Whichever is the first in backward has it called.
+        _call_before(state, '_root_post_backward_final_callback', reduce_the_rest)
+
+
 def _param_groups(module: Any) -> list[Any]:
     """FSDP2's own groups of parameters of a unit; torch 2.13 allows several."""
-    state: Any = module._get_fsdp_state()
+    return _groups_of(module._get_fsdp_state())
+
+
+def _groups_of(state: Any) -> list[Any]:
     groups = getattr(state, '_fsdp_param_groups', None)
     return [group for group in [state._fsdp_param_group] if group is not None] if groups is None else groups
 

@@ -37,6 +37,7 @@ class Region:
         has_outgrown (bool): Whether one was.
         observe (Callable, optional): From the tensors that the module gets to contexts for a forward that is
             recomputed, and for its recompute.
+        see_selected (Callable, optional): Is given the outputs that ``save='matmuls'`` keeps.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Region:
         self.largest: int | None = None
         self.has_outgrown = False
         self.observe: Observe | None = None
+        self.see_selected: Callable[[Any], None] | None = None
         self._has_norms = any(isinstance(layer, _NormBase) for layer in module.modules())
 
     def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -113,7 +115,7 @@ class Region:
             for contexts, context in zip((forward, recompute), self.observe(tensors), strict=True):
                 contexts.append(context)
         if self.config.save == 'matmuls':
-            keeping, using = keeping_matmuls()
+            keeping, using = keeping_matmuls(self.see_selected)
             forward.append(keeping)
             recompute.append(using)
         if self._has_norms:

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from mmzero._compat import saved_tensors_hooks_in_force
 from mmzero.patches.offload import is_parameter
@@ -44,6 +45,16 @@ class KeptBytes:
         self.sizes[storage.data_ptr()] = storage.nbytes()
         if self._held is not None:
             self._held.append(tensor.detach())
+
+    def add_all(self, tree: Any) -> None:
+        """Count the tensors of what an operator returns.
+
+        Args:
+            tree (Any): A tensor, or a container of such.
+        """
+        for item in tree_leaves(tree):
+            if isinstance(item, Tensor):
+                self.add(item)
 
     def counting(self) -> saved_tensors_hooks:
         """The context of a forward; saved tensors are counted, and then kept as they would be.

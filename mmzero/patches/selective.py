@@ -1,5 +1,6 @@
 """Keeping the outputs of the expensive operators in a recomputed region (``save='matmuls'``)."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,19 +28,28 @@ SAVED_OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in _N
 """Operators of ATen whose outputs are kept: matrix products, convolutions and fused attention."""
 
 
-def keeping_matmuls() -> tuple[AbstractContextManager, AbstractContextManager]:
+def keeping_matmuls(
+    see: Callable[[Any], None] | None = None,
+) -> tuple[AbstractContextManager, AbstractContextManager]:
     """The contexts of a forward and of its recompute that keep what :data:`SAVED_OPERATORS` return.
 
     Stands on ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
 
+    Args:
+        see (Callable, optional): Is given what forward keeps so. Defaults to None.
+
     Returns:
         tuple: Two contexts.
     """
-    return create_selective_checkpoint_contexts(_policy)
 
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operator not in SAVED_OPERATORS:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        if see is not None and not context.is_recompute:
+            see(context.op_output)
+        return CheckpointPolicy.MUST_SAVE
 
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)
 
 
 def out_of_place(region: nn.Module) -> list[Undo]:

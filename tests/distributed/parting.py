@@ -33,10 +33,13 @@ class Turning(ToyModel):
 
     def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
         stem = self.stem(inputs)
+        early = stem
         if TURNS.get('early'):
-            # From here on what flows into the blocks has a gradient.
-            stem = stem + self.early
-        if TURNS.get('swap'):
+            # From here on what flows into the first block has a gradient.
+            early = stem + self.early
+        if TURNS.get('abreast'):
+            x = self.blocks[0](early) + self.blocks[1](stem) + self.blocks[2](stem) + self.blocks[3](stem)
+        elif TURNS.get('swap'):
             x = self.blocks[3](self.blocks[1](self.blocks[0](self.blocks[2](stem))))
         elif TURNS.get('skip'):
             x = self.blocks[0](stem)
@@ -46,7 +49,7 @@ class Turning(ToyModel):
                 for block in self.blocks[1:]:
                     block(x)
         else:
-            x = stem
+            x = early
             for block in self.blocks:
                 x = block(x)
         logits = self.head(x)
@@ -102,6 +105,12 @@ def on_rank_1(turn: str) -> Callable[[Run], None]:
         run.train(2)
 
     return case
+
+
+def backward_by_data(run: Run) -> None:
+    """Of two blocks whose inputs have no gradient, that of the first has one on rank 1."""
+    TURNS.update(abreast=True, early=dist.get_rank() == 1)
+    run.train(2)
 
 
 def val(run: Run) -> None:
@@ -206,7 +215,7 @@ CASES = {
     'forward': on_rank_1('skip'),
     'another order': on_rank_1('swap'),
     'backward': on_rank_1('skip in backward'),
-    'backward by data': on_rank_1('early'),
+    'backward by data': backward_by_data,
     'val': val,
     'batches': batches,
     'save': save,

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from mmengine.model import MMDistributedDataParallel
+from mmengine.optim import OptimWrapper
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
+from tests.distributed import parting
 from tests.distributed.ranks import run_ranks
+from tests.distributed.training import full
 from tests.models import ToyModel, toy_batch
 
 pytestmark = pytest.mark.distributed
@@ -156,6 +160,37 @@ def losses_by_data() -> int:
 def test_losses_by_data_are_no_other_place() -> None:
     """Each loss with a gradient asks for the root's parameters; ranks have come to one place all the same."""
     assert run_ranks(2, losses_by_data) == [2, 2]
+
+
+def gradients_by_data(stage: int | None) -> list[torch.Tensor]:
+    """Train where what flows into the first block, behind a frozen stem, has a gradient on rank 1 alone."""
+    torch.manual_seed(0)
+    parting.TURNS['early'] = dist.get_rank() == 1
+    net = parting.Turning()
+    if stage is None:
+        model: Any = MMDistributedDataParallel(net, device_ids=None, find_unused_parameters=True)
+        optim = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    else:
+        policy = dict(type='ModuleClassPolicy', classes=['Block', 'Other'])
+        model = ZeroModelWrapper(module=net, stage=stage, wrap_policy=policy, find_unused_parameters=True)
+        optim = ZeroOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    optim.initialize_count_status(model, 0, 100)
+    for step in range(3):
+        model.train_step(toy_batch(2 * step + dist.get_rank()), optim)
+    return [full(param).clone() for param in net.parameters()]
+
+
+def as_under_ddp() -> list[bool]:
+    wanted = gradients_by_data(None)
+    return [
+        all(torch.allclose(*pair, rtol=1e-5, atol=1e-7) for pair in zip(gradients_by_data(stage), wanted, strict=True))
+        for stage in (1, 2, 3)
+    ]
+
+
+def test_a_gradient_that_flows_into_the_first_unit_by_data() -> None:
+    """The unit reduces before the root on all ranks."""
+    assert run_ranks(2, as_under_ddp) == [[True] * 3] * 2
 
 
 @SLOW

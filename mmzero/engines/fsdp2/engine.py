@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from mmzero._compat import before_phases, reduce_in_one_dtype, set_reduce_scatter_unused_params
+from mmzero._compat import before_phases, reduce_in_one_dtype, reduce_root_last, set_reduce_scatter_unused_params
 from mmzero.config import LossScale
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import clip_norm
@@ -101,6 +101,7 @@ class FSDP2Engine(ParamGradEngine):
         for unit in plan.units:
             watch = self.unused.watchers[unit.name] if self.unused is not None else None
             enter_by_methods(model.get_submodule(unit.name), unit.methods, watch)
+        reduce_root_last(self.root)
         self.first_iterations = FirstIterations(model, plan)
         self._note_places(model, plan)
         self.following: Following | None = None
