@@ -324,6 +324,14 @@ def ddp_buffer_arguments(sync: bool) -> dict[str, Any]:
     return {'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers': sync}
 
 
+def use_expandable_segments() -> None:
+    """Let CUDA's allocator grow its segments, as ``PYTORCH_ALLOC_CONF=expandable_segments:True`` does from outside.
+
+    What was allocated before stays where it is. Remove once torch has a public function for it.
+    """
+    torch._C._accelerator_setAllocatorSettings('expandable_segments:True')
+
+
 def profiled_events(profile: Any) -> list[Any]:
     """The outermost events of a profile, each with its children, allocations among them.
 

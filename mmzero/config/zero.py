@@ -142,6 +142,9 @@ class ZeroConfig:
         broadcast_buffers (bool): As DDP's argument, stage 0 only; other stages refuse it. Defaults to False,
             as MMEngine sets it.
         static_graph (bool, optional): DDP's own argument, stage 0 only. Defaults to None.
+        expandable_segments (bool): Whether CUDA's allocator grows its segments, so that memory is not lost between
+            blocks of many sizes, as images of many sizes and gathered units are. Nothing to do on a CPU. Defaults to
+            False: as ``PYTORCH_ALLOC_CONF`` says.
         watch (float, optional): Seconds after which ranks that wait for each other at different places end, with an
             error that names the places; None: they wait for the process group's timeout. Defaults to 60.
     """
@@ -160,6 +163,7 @@ class ZeroConfig:
     find_unused_parameters: bool = option(False, flag)
     broadcast_buffers: bool = option(False, flag)
     static_graph: bool | None = option(None, optional_flag)
+    expandable_segments: bool = option(False, flag)
     watch: float | None = option(60.0, optional_seconds)
 
 

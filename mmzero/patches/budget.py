@@ -150,4 +150,7 @@ def _holds(name: str, others: Collection[str]) -> bool:
 
 
 def _size(size: int) -> str:
-    return f'{size / 2**30:.2f} GiB' if size >= 2**30 else f'{size / 2**20:.1f} MiB'
+    for unit, power in (('GiB', 30), ('MiB', 20), ('KiB', 10)):
+        if size >= 2**power:
+            return f'{size / 2**power:.2f} {unit}'
+    return f'{size} B'

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from mmengine.logging import print_log
 from mmengine.model import BaseDataPreprocessor, BaseModel
@@ -15,6 +16,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mmzero._compat import use_expandable_segments
 from mmzero.checkpoint import clean_names, fitting_names
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, plan_units, started
@@ -56,6 +58,8 @@ class ZeroModelWrapper(nn.Module):
         faults.raise_if_any()
         if any(isinstance(param, DTensor) for param in module.parameters()):
             raise ConfigError([f'model: this {type(module).__name__} is sharded already; build a new one'])
+        if self.config.expandable_segments and torch.cuda.is_available():
+            use_expandable_segments()
         checkpointing = self.config.activation_checkpointing
         self.patched = apply_patches(module, checkpointing, chosen_regions(module, checkpointing))
         self.engine = build_engine(self.config)
