@@ -57,20 +57,33 @@ def ways_of(model: nn.Module) -> dict[str, CheckpointingConfig]:
         dict[str, CheckpointingConfig]: By name: nothing, the blocks of its first part (such as the backbone), of more
         and more parts, then all of them op by op and offloaded.
     """
-    blocks = chosen_regions(model, CheckpointingConfig(policy=DEFAULT_OF_BUDGET))
-    parts: dict[str, list[str]] = defaultdict(list)
-    for name in blocks:
-        parts[name.partition('.')[0]].append(name)
     ways = {NONE: CheckpointingConfig()}
-    chosen: list[str] = []
-    for part, names in parts.items():
-        chosen += names
-        ways[' + '.join([*list(parts)[: list(parts).index(part)], part])] = CheckpointingConfig(modules=tuple(chosen))
+    parts: list[str] = []
+    blocks: tuple[str, ...] = ()
+    for part, names in blocks_by_part(model).items():
+        parts.append(part)
+        blocks += tuple(names)
+        ways[' + '.join(parts)] = CheckpointingConfig(modules=blocks)
     everything = CheckpointingConfig(modules=blocks)
     ways['all, matmuls kept'] = replace(everything, save='matmuls')
     ways['all, inputs offloaded'] = replace(everything, offload='cpu')
     ways['none, all offloaded'] = replace(everything, save='all', offload='cpu')
     return ways
+
+
+def blocks_by_part(model: nn.Module) -> dict[str, list[str]]:
+    """Find the repeated blocks of each part of a model.
+
+    Args:
+        model (nn.Module): The model.
+
+    Returns:
+        dict[str, list[str]]: Paths by the first name in them, such as 'backbone', in the order of the model.
+    """
+    parts: dict[str, list[str]] = defaultdict(list)
+    for name in chosen_regions(model, CheckpointingConfig(policy=DEFAULT_OF_BUDGET)):
+        parts[name.partition('.')[0]].append(name)
+    return dict(parts)
 
 
 class _Clock:
