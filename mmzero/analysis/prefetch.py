@@ -108,6 +108,8 @@ def measure_prefetch(setting: Setting, rounds: int, batch_size: int = 4, seed: i
         def step(_: int = 0, model: Any = model, optim: Any = optim) -> None:
             run_step(model, optim, lambda: batch)
 
+        engine: Any = model.engine
+        engine.prefetch.turn_off()
         change(units_in_order(model, step))
         step()
         with CollectiveLog() as log:

@@ -24,6 +24,7 @@ from mmzero.engines.fsdp2.following import Following
 from mmzero.engines.fsdp2.forecast import forecast
 from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
 from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
+from mmzero.engines.fsdp2.prefetch import ForwardPrefetch
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
 from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
@@ -104,6 +105,7 @@ class FSDP2Engine(ParamGradEngine):
         reduce_root_last(self.root)
         self.first_iterations = FirstIterations(model, plan)
         self._note_places(model, plan)
+        self.prefetch = ForwardPrefetch(self.units)
         self.following: Following | None = None
         self.adopt(model)
 
@@ -181,8 +183,11 @@ class FSDP2Engine(ParamGradEngine):
             self.unused.drop_zeros()
 
     @override
-    def watching(self, kind: str) -> AbstractContextManager[Callable[[Any], None]]:
-        return self.first_iterations.watch(kind, self.following)
+    @contextmanager
+    def watching(self, kind: str) -> Iterator[Callable[[Any], None]]:
+        prefetching = self.prefetch.training() if kind == 'train' else nullcontext()
+        with prefetching, self.first_iterations.watch(kind, self.following) as check:
+            yield check
 
     @override
     @contextmanager
