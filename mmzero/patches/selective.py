@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from mmzero._compat import TorchDispatchMode
+from mmzero.errors import PlanError
 from mmzero.patches.patch import Undo, set_attribute
 
 _NAMES = (
@@ -61,9 +62,17 @@ class _OfSaved(TorchDispatchMode):
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func in SAVED_OPERATORS:
+        if func not in SAVED_OPERATORS:
+            return func(*args, **(kwargs or {}))
+        try:
             return self._mode.__torch_dispatch__(func, types, args, kwargs)
-        return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if 'has been mutated' not in str(error):
+                raise
+            raise PlanError(
+                f"activation_checkpointing.save: got 'matmuls', and a module that is recomputed writes in place into "
+                f"what {func.overloadpacket.__name__} returned; use save='inputs', or let it write into new memory"
+            ) from error
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -80,8 +89,8 @@ def _draws(operator: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
 def out_of_place(region: nn.Module) -> list[Undo]:
     """Let activations write into new memory, since in place they would overwrite what is kept.
 
-    That is what the region gets, or outputs of its operators: mmcv's FFN has an in-place ReLU after a linear layer. torch
-    refuses both ("has been modified by an inplace operation", "has been mutated"). No activation stays longer for it.
+    That is what the region gets, or outputs of its operators: mmcv's FFN has an in-place ReLU after a linear layer.
+    torch refuses both ("has been modified by an inplace operation", "has been mutated"). Nothing is kept longer for it.
 
     Args:
         region (nn.Module): What is recomputed.
