@@ -1,6 +1,5 @@
 """The config of one ZeroModelWrapper."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -8,7 +8,6 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from mmzero._compat import TorchDispatchMode
-from mmzero.errors import PlanError
 from mmzero.patches.patch import Undo, set_attribute
 
 _NAMES = (
@@ -69,10 +68,8 @@ class _OfSaved(TorchDispatchMode):
         except RuntimeError as error:
             if 'has been mutated' not in str(error):
                 raise
-            raise PlanError(
-                f"activation_checkpointing.save: got 'matmuls', and a module that is recomputed writes in place into "
-                f"what {func.overloadpacket.__name__} returned; use save='inputs', or let it write into new memory"
-            ) from error
+            # Its memory was overwritten, by the region itself or by who got it.
+            return func(*args, **(kwargs or {}))
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -83,6 +83,7 @@ def uneven(
     for index, data in enumerate(model.join([batch(10 * rank + number) for number in range(1 if rank else 3)])):
         torch.manual_seed(index)
         found[f'loss {index}'] = model.train_step(data, optim)['loss']
+    model.eval()
     with torch.no_grad():
         model.val_step(batch(rank))
     return found | {name: full(value) for name, value in model.module.state_dict().items()}

@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from mmzero._compat import TorchDispatchMode
 from mmzero.config import CheckpointingConfig
-from mmzero.errors import PlanError
 from mmzero.patches import checkpoint_module
 from mmzero.patches.selective import SAVED_OPERATORS, _policy
 from tests.models import Layer
@@ -135,25 +135,30 @@ class InPlace(nn.Module):
         return x + self.down(hidden)
 
 
-@pytest.mark.parametrize('save', ['inputs', 'matmuls'])
-def test_activations_in_place_at_the_start_and_after_products(save: str) -> None:
-    """A module that is called on what it may overwrite, and does."""
+IN_PLACE = [('inputs', False), ('matmuls', False), ('matmuls', True)]
+
+
+@pytest.mark.parametrize('early_stop', [True, False])
+@pytest.mark.parametrize('save, functional', IN_PLACE)
+def test_in_place_at_the_start_and_after_products(save: str, functional: bool, early_stop: bool) -> None:
+    """A module that is called on what it may overwrite, and does; its caller does so, too."""
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(16, 16), InPlace(False))
+    plain = nn.Sequential(nn.Linear(16, 16), InPlace(functional), nn.Linear(16, 16), nn.ReLU(inplace=True))
     patched = copy.deepcopy(plain)
-    _, undo = checkpoint_module(patched[1], CONFIGS[save])
+    undos = [checkpoint_module(patched[i], replace(CONFIGS[save], early_stop=early_stop))[1] for i in (1, 2)]
     x = torch.randn(3, 16)
     for model in (plain, patched):
         model(x).square().sum().backward()
     pairs = zip(plain.parameters(), patched.parameters(), strict=True)
     assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
-    undo()
+    for undo in undos:
+        undo()
     assert patched[1].act.inplace
 
 
-def test_what_writes_in_place_by_itself_is_told() -> None:
+def test_what_was_overwritten_runs_again_alone() -> None:
     module = InPlace(True)
     checkpoint_module(module, CONFIGS['matmuls'])
-    loss = module(torch.randn(3, 16)).sum()
-    with pytest.raises(PlanError, match="writes in place into what addmm returned; use save='inputs'"):
-        loss.backward()
+    _, backward, _ = run(module)
+    # Two products of two layers each; the first layer's is overwritten.
+    assert backward.of(*SAVED_OPERATORS) == 4 + 1
