@@ -38,10 +38,10 @@ def regions_of(*args: Any, **fields: Any) -> list[str]:
 @pytest.mark.parametrize('place', ['', 'model_wrapper_cfg.'])
 def test_faults_are_told_where_they_were_written(config: Any, place: str) -> None:
     path = f'{place}activation_checkpointing'
-    config.merge_from_dict({path: dict(policys='AutoPolicy', every=0, save='some')})
+    config.merge_from_dict({path: dict(plicy='AutoPolicy', every=0, save='some')})
     text = faults_of(config)
     for wanted in (
-        f"\n- {path}.policys: unknown field; did you mean 'policy'",
+        f"\n- {path}.plicy: unknown field; did you mean 'policy'",
         f'\n- {path}.every: got 0',
         f"\n- {path}.save: got 'some'; allowed",
     ):
