@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmzero.config.policy import wrap_policy
@@ -64,6 +64,7 @@ class CheckpointingConfig:
         type (str, optional): 'Budget': of the modules, recompute those alone whose recompute is cheapest, so that
             ``memory`` is kept. Defaults to None: all of them.
         memory (int, optional): For 'Budget': bytes that may be kept for backward on a rank, activations alone.
+        is_asked (bool): Whether a dict says something, so that it has to match something. No field of the dict.
     """
 
     modules: tuple[str, ...] = option((), module_names)
@@ -77,6 +78,7 @@ class CheckpointingConfig:
     debug: bool = option(False, flag)
     type: str | None = option(None, kind)
     memory: int | None = option(None, memory_size)
+    is_asked: bool = field(default=False, compare=False)
 
     @classmethod
     def read_config(cls, value: Any, path: str, faults: Faults) -> 'CheckpointingConfig':
@@ -99,7 +101,7 @@ class CheckpointingConfig:
         config = read_fields(cls, value, path, faults)
         if not faults.at(path):
             _refuse_contradictions(config, path, faults)
-        return config
+        return replace(config, is_asked=bool(value))
 
     @property
     def chooses(self) -> bool:
@@ -118,6 +120,9 @@ def _refuse_contradictions(config: CheckpointingConfig, path: str, faults: Fault
             f"got {config.offload!r} beside save='matmuls', whose outputs torch keeps where they are; use "
             "save='inputs' or 'all'",
         )
+    if config.debug and (config.save == 'matmuls' or config.chooses):
+        other = "type='Budget'" if config.chooses else "save='matmuls'"
+        faults.add(f'{path}.debug', f'got True beside {other}, which torch cannot debug; look for the error without it')
     if config.chooses:
         if config.memory is None:
             faults.add(f'{path}.memory', "is missing; say what may be kept for backward, such as memory='20GiB'")

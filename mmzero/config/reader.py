@@ -66,6 +66,17 @@ class Faults:
         """
         return any(line.startswith((f'{path}:', f'{path}.', f'{path}[')) for line in self.lines)
 
+    def move(self, path: str, to: str) -> None:
+        """Tell what was noted at a path, or below it, as of another one.
+
+        Args:
+            path (str): The config path.
+            to (str): Where the user wrote it.
+        """
+        self.lines = [
+            to + line[len(path) :] if line.startswith((f'{path}:', f'{path}.')) else line for line in self.lines
+        ]
+
     def raise_if_any(self) -> None:
         """Raise all faults in one error.
 
@@ -94,7 +105,7 @@ def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
     if not isinstance(cfg, Mapping):
         faults.add(path, f'got {cfg!r}; expected a dict')
         return cls()
-    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    known = {item.name: item for item in fields(cls) if 'read' in item.metadata}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in cfg.items():
         if name in getattr(cls, 'PLANNED', ()):

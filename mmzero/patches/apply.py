@@ -72,8 +72,8 @@ def apply_patches(model: nn.Module, config: CheckpointingConfig = DEFAULT, chose
         Applied: What matched.
 
     Raises:
-        PlanError: If a name is not in the model, or a module's forward was replaced already; nothing is
-            patched then.
+        PlanError: If a name is not in the model, a module's forward was replaced already, or a dict of settings
+            matches nothing; nothing is patched then.
     """
     modules = dict(model.named_modules())
     for name in config.modules:
@@ -83,6 +83,8 @@ def apply_patches(model: nn.Module, config: CheckpointingConfig = DEFAULT, chose
                 f'{near_names(name, filter(None, modules))}'
             )
     wanted = {modules[name] for name in (*config.modules, *chosen)}
+    if config.is_asked and not wanted and not any(patch_of(module).asks_for(module) for module in modules.values()):
+        raise PlanError(f'activation_checkpointing: {_nothing_asks(model)}')
     undos: list[Undo] = []
     for module in modules.values():
         patch = patch_of(module)
@@ -103,6 +105,15 @@ def apply_patches(model: nn.Module, config: CheckpointingConfig = DEFAULT, chose
         Applied(counts, (), undos).undo()
         raise PlanError(f'activation_checkpointing: {name!r}: {error}') from None
     return Applied(counts, _unpatched(model), undos, regions, _how(config))
+
+
+def _nothing_asks(model: nn.Module) -> str:
+    left = _unpatched(model)
+    why = f'no patch is registered for {", ".join(left)} with with_cp=True' if left else 'no block has with_cp=True'
+    return (
+        f'matches nothing in this {type(model).__name__}: {why}, and it names neither modules nor a policy; add '
+        "policy='AutoPolicy' for the blocks that wrap_policy would find, or modules=[...], or remove it"
+    )
 
 
 def _how(config: CheckpointingConfig) -> str:

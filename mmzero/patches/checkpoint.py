@@ -3,6 +3,7 @@
 import types
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class Region:
             Any: What forward returns.
         """
         # Looked up at each call: fully_shard replaces the class of an instance later on.
-        forward = types.MethodType(type(module).forward, module)
+        forward = partial(type(module).forward, module)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         self.has_run = True
@@ -79,16 +80,20 @@ class Region:
         args, kwargs = self.patch.arguments(module, args, kwargs)
         # As one list, so that tensors in keyword arguments and containers are saved as autograd saves tensors.
         flat, spec = tree_flatten((args, kwargs))
+        # The first time as it was called, so that what forward puts into a container of its caller's stays there. A
+        # compiler calls once for both.
+        first = [] if torch.compiler.is_compiling() else [(args, kwargs)]
 
         def run(*flat: Any) -> Any:
+            if first:
+                args, kwargs = first.pop()
+                return forward(*args, **kwargs)
             args, kwargs = tree_unflatten(list(flat), spec)
-            return forward(*args, **kwargs)
+            with self._recomputing(module):
+                return forward(*args, **kwargs)
 
-        options: dict[str, Any] = {}
-        if self._has_norms or self.config.save != 'inputs' or self.observe is not None:
-            tensors = [item for item in flat if isinstance(item, Tensor)]
-            # Only where it is needed: torch.compile takes a function of its own alone.
-            options['context_fn'] = lambda: self._contexts(module, tensors)
+        # Held by autograd alone, which may put inputs elsewhere.
+        del args, kwargs
         with offloading:
             return checkpoint(
                 run,
@@ -98,7 +103,7 @@ class Region:
                 determinism_check='default' if self.config.determinism_check else 'none',
                 debug=self.config.debug,
                 early_stop=self.config.early_stop,
-                **options,
+                **self._contexts(flat),
             )
 
     def _outgrows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -108,30 +113,32 @@ class Region:
         self.has_outgrown |= got > self.largest
         return got > self.largest
 
-    def _contexts(self, module: nn.Module, tensors: list[Tensor]) -> tuple[AbstractContextManager, ...]:
-        forward: list[AbstractContextManager] = []
-        recompute: list[AbstractContextManager] = []
-        if self.observe is not None:
-            for contexts, context in zip((forward, recompute), self.observe(tensors), strict=True):
-                contexts.append(context)
+    def _recomputing(self, module: nn.Module) -> AbstractContextManager:
+        if self._has_norms and not torch.compiler.is_compiling():
+            return _KeptStatistics(module)
+        return nullcontext()
+
+    def _contexts(self, flat: list) -> dict[str, Any]:
+        """What forward and recompute run in; nothing where it may be, since torch's ``debug`` brings its own."""
+        if self.config.save == 'matmuls' and self.observe is None:
+            return dict(context_fn=keeping_matmuls)
+        if self.observe is None:
+            return {}
+        contexts = [self.observe([item for item in flat if isinstance(item, Tensor)])]
         if self.config.save == 'matmuls':
-            keeping, using = keeping_matmuls(self.see_selected)
-            forward.append(keeping)
-            recompute.append(using)
-        if self._has_norms:
-            recompute.append(_KeptStatistics(module))
-        return _All(forward), _All(recompute)
+            contexts.append(keeping_matmuls(self.see_selected))
+        forward, recompute = (_All(each) for each in zip(*contexts, strict=True))
+        return dict(context_fn=lambda: (forward, recompute))
 
 
 class _All(AbstractContextManager):
-    """Several contexts as one; entered again where a graph is run backward again."""
+    """Several contexts as one."""
 
     def __init__(self, contexts: Iterable[AbstractContextManager]) -> None:
         self._contexts = tuple(contexts)
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
-        self._stack = ExitStack()
         for context in self._contexts:
             self._stack.enter_context(context)
 
@@ -179,7 +186,7 @@ def checkpoint_module(
     Stands on ``torch.utils.checkpoint.checkpoint(use_reentrant=False)``: the random state of the forward is
     used again (dropout), keyword arguments pass, and the recompute sees the same autocast state. Only
     ``forward`` on this instance is replaced, by a bound method, so that names, class, hooks and a deep copy
-    (which runs its own weights) stay as they were.
+    (which runs its own weights) stay as they were. Activations in it no longer write in place.
 
     Memory: the module keeps its inputs instead of its activations. Cost: one more forward of the module.
 
@@ -205,7 +212,7 @@ def checkpoint_module(
         return region.run(self, args, kwargs)
 
     module.forward = types.MethodType(forward, module)
-    undos = out_of_place(module) if config.save == 'matmuls' else []
+    undos = [] if config.save == 'all' else out_of_place(module)
 
     def undo() -> None:
         del module.forward

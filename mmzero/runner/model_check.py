@@ -20,7 +20,7 @@ from mmzero.patches import apply_patches
 from mmzero.runner.blame import blame, describe_error
 from mmzero.runner.lookup import advice
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
-from mmzero.runner.translate import is_amp
+from mmzero.runner.translate import checkpointing_path, is_amp
 from mmzero.runner.unread import Record, refuse_unread, watched
 from mmzero.wrappers.regions import chosen_regions
 
@@ -47,11 +47,7 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
     if model is None:
         return []
     _check_plan(cfg, config, model, faults)
-    try:
-        checkpointing = config.activation_checkpointing
-        apply_patches(model, checkpointing, chosen_regions(model, checkpointing)).undo()
-    except (PlanError, ValueError) as error:
-        faults.add('activation_checkpointing', re.sub(r'^activation_checkpointing(: |(?=\.))', '', str(error)))
+    _check_regions(cfg, config, model, faults)
     check_tied(cfg.get('optim_wrapper'), model, faults)
     left = check_custom_keys_match(cfg.get('optim_wrapper'), model, faults)
     on_cpu = not torch.cuda.is_available()
@@ -76,6 +72,17 @@ def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults)
         faults.add(path, describe_error(error))
         return
     _check_autocast(cfg.get('optim_wrapper'), config, len(plan.units) == 1, faults)
+
+
+def _check_regions(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults) -> None:
+    path, checkpointing = checkpointing_path(cfg), config.activation_checkpointing
+    try:
+        apply_patches(model, checkpointing, chosen_regions(model, checkpointing)).undo()
+    except PlanError as error:
+        faults.lines.append(path + str(error).removeprefix('activation_checkpointing'))
+    except Exception as error:
+        # A policy may be a project's.
+        faults.add(f'{path}.policy', describe_error(error))
 
 
 def _world_size(cfg: dict, config: ZeroConfig) -> int | None:

@@ -135,6 +135,20 @@ def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
     return fields
 
 
+def checkpointing_path(cfg: dict) -> str:
+    """Say where a config has ``activation_checkpointing``.
+
+    Args:
+        cfg (dict): The whole config.
+
+    Returns:
+        str: Its config path.
+    """
+    wrapper, name = cfg.get('model_wrapper_cfg'), 'activation_checkpointing'
+    is_inside = isinstance(wrapper, Mapping) and name in wrapper
+    return name if cfg.get(name) and not is_inside else f'model_wrapper_cfg.{name}'
+
+
 def _is_dtype(value: Any) -> bool:
     """Whether it is one; what is none is named where it stands, as ``optim_wrapper.dtype``."""
     try:
@@ -153,13 +167,15 @@ def refuse_keys(cfg: dict, faults: Faults) -> None:
     for name, reason in REFUSED.items():
         if cfg.get(name):
             faults.add(name, reason)
+    wrapper, name = cfg.get('model_wrapper_cfg'), 'activation_checkpointing'
+    if cfg.get(name) and isinstance(wrapper, Mapping) and wrapper.get(name, cfg[name]) != cfg[name]:
+        faults.add(name, f'is not what model_wrapper_cfg.{name} says, which it is another name of; give one of them')
     custom, default = cfg.get('custom_hooks') or [], cfg.get('default_hooks') or {}
     named = {f'custom_hooks[{index}]': hook for index, hook in enumerate(custom)}
     named.update({f'default_hooks.{key}': hook for key, hook in default.items()})
     for path, hook in named.items():
         for name in _class_names(hook) & REFUSED_HOOKS.keys():
             faults.add(path, f'{name} {REFUSED_HOOKS[name]}')
-    wrapper = cfg.get('model_wrapper_cfg')
     if wrapper is None:
         faults.add('model_wrapper_cfg', "is missing; add model_wrapper_cfg = dict(type='ZeroModelWrapper', stage=3)")
     elif type_name(wrapper.get('type', 'ZeroModelWrapper')) != 'ZeroModelWrapper':

@@ -82,8 +82,8 @@ def test_all_faults_in_one_error():
             'activation_checkpointing: got [1]; expected a list of',
         ),
         (
-            dict(activation_checkpointing=dict(polcy='x')),
-            "activation_checkpointing.polcy: unknown field; did you mean 'policy'",
+            dict(activation_checkpointing=dict(plicy='x')),
+            "activation_checkpointing.plicy: unknown field; did you mean 'policy'",
         ),
         (dict(activation_checkpointing=dict(every=2)), 'activation_checkpointing.every: counts what a policy chooses'),
         (dict(activation_checkpointing=dict(policy='AutoPolicy', every=0)), 'every: got 0; allowed: 1 for each'),

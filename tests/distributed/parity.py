@@ -147,18 +147,18 @@ def all_cells(model: str, world_size: int) -> list[Cell]:
     return [cell for cell in cells if cell.setting != 'stage 0' or cell.units == 'blocks']
 
 
-def covering(cells: Sequence[Cell]) -> list[Cell]:
+def covering(cells: Sequence[Any]) -> list[Any]:
     """Few cells that hold every pair of choices that all of them hold (pairwise testing), found greedily.
 
     Args:
-        cells (Sequence[Cell]): The cells to choose from.
+        cells (Sequence): The cells to choose from, of one dataclass.
 
     Returns:
-        list[Cell]: The chosen ones.
+        list: The chosen ones.
     """
-    names = [field.name for field in fields(Cell)]
+    names = [field.name for field in fields(cells[0])]
 
-    def pairs(cell: Cell) -> set:
+    def pairs(cell: Any) -> set:
         values = asdict(cell)
         return {((a, values[a]), (b, values[b])) for a, b in itertools.combinations(names, 2)}
 
