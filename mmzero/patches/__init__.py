@@ -2,14 +2,23 @@
 
 from mmzero.patches.apply import Applied, apply_patches
 from mmzero.patches.checkpoint import Region, checkpoint_module
+from mmzero.patches.huggingface import HuggingFaceLayer
+from mmzero.patches.num_cp import NumCp
 from mmzero.patches.offload import OffloadToHost
 from mmzero.patches.patch import CheckpointPatch, Undo, set_attribute
+from mmzero.patches.switch import OwnBlock, OwnParts
+from mmzero.patches.timm import FeatureNet
 from mmzero.patches.with_cp import WithCp
 
 __all__ = [
     'Applied',
     'CheckpointPatch',
+    'FeatureNet',
+    'HuggingFaceLayer',
+    'NumCp',
     'OffloadToHost',
+    'OwnBlock',
+    'OwnParts',
     'Region',
     'Undo',
     'WithCp',

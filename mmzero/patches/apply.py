@@ -10,6 +10,7 @@ from mmzero.errors import PlanError, near_names
 from mmzero.patches.checkpoint import Region, checkpoint_module
 from mmzero.patches.offload import OffloadToHost
 from mmzero.patches.patch import CheckpointPatch, Undo
+from mmzero.patches.switch import SWITCHES, switches_on
 from mmzero.registry import CHECKPOINT_PATCHES
 
 
@@ -18,8 +19,8 @@ class Applied:
 
     Args:
         counts (Counter): Number of patched modules by class name.
-        left (tuple[str, ...]): Classes of blocks with ``with_cp=True`` for which no patch is registered; they
-            keep the re-entrant checkpointing of their own.
+        left (tuple[str, ...]): Classes of modules with ``with_cp=True`` or its like for which no patch is registered;
+            they keep the checkpointing of their own.
         undos (Sequence[Callable]): What takes the changes back.
         regions (Mapping[str, Region]): How each patched module is recomputed, by its path.
         how (str): What is kept, and where.
@@ -85,13 +86,10 @@ def apply_patches(
                 f'{near_names(name, filter(None, modules))}'
             )
     wanted = {modules[name] for name in (*config.modules, *chosen)}
-    undos: list[Undo] = []
-    for module in modules.values():
-        patch = patch_of(module)
-        asked = patch.asks_for(module)
-        if asked:
-            wanted.update(asked)
-            undos.append(patch.turn_off(module))
+    # All are asked before any is changed: what a module asks for depends on the options of those below it.
+    asked = {module: patch_of(module).asks_for(module) for module in modules.values()}
+    wanted.update(found for each in asked.values() for found in each)
+    undos: list[Undo] = [patch_of(module).turn_off(module) for module, found in asked.items() if found]
     counts: Counter = Counter()
     regions: dict[str, Region] = {}
     host = OffloadToHost()
@@ -115,13 +113,16 @@ def _how(config: CheckpointingConfig) -> str:
 def _unpatched(model: nn.Module) -> tuple[str, ...]:
     left = set()
     for module in model.modules():
-        inner = any(hasattr(child, 'with_cp') for child in module.modules() if child is not module)
-        if getattr(module, 'with_cp', False) and not inner:
+        # One that has such modules below it only hands its option on to them.
+        inner = any(hasattr(child, name) for child in module.modules() if child is not module for name in _TELLING)
+        if set(_TELLING) & set(switches_on(module)) and not inner:
             left.add(type(module).__name__)
     return tuple(sorted(left))
 
 
 _NO_PATCH = CheckpointPatch()
+# A name that is common elsewhere does not tell.
+_TELLING = tuple(name for name in SWITCHES if name != 'memory_efficient')
 
 
 def patch_of(module: nn.Module) -> CheckpointPatch:
@@ -133,7 +134,10 @@ def patch_of(module: nn.Module) -> CheckpointPatch:
     Returns:
         CheckpointPatch: The patch; one that asks for nothing where none is registered.
     """
+    known = CHECKPOINT_PATCHES.module_dict
     for base in type(module).__mro__:
-        if base.__name__ in CHECKPOINT_PATCHES.module_dict:
-            return CHECKPOINT_PATCHES.module_dict[base.__name__]()
+        package = base.__module__.partition('.')[0]
+        for name in (f'{package}.{base.__name__}', base.__name__):
+            if name in known:
+                return known[name]()
     return _NO_PATCH

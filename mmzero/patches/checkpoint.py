@@ -43,19 +43,20 @@ class Region:
         self.observe: Callable[[list[Tensor]], AbstractContextManager] | None = None
         self._has_norms = any(isinstance(layer, _NormBase) for layer in module.modules())
 
-    def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], method: str = 'forward') -> Any:
         """Run the module's forward.
 
         Args:
             module (nn.Module): The module, or a deep copy of it.
             args (tuple): Positional arguments.
             kwargs (dict): Keyword arguments.
+            method (str): What to run. Defaults to 'forward'.
 
         Returns:
             Any: What forward returns.
         """
         # Looked up at each call: fully_shard replaces the class of an instance later on.
-        forward = types.MethodType(type(module).forward, module)
+        forward = types.MethodType(getattr(type(module), method), module)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         self.has_run = True
@@ -181,15 +182,22 @@ def checkpoint_module(
         raise ValueError(f'forward of this {type(module).__name__} was replaced on the instance already')
     region = Region(module, config, patch or CheckpointPatch(), host or OffloadToHost())
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return region.run(self, args, kwargs)
-
-    module.forward = types.MethodType(forward, module)
+    methods = ('forward', *(name for name in region.patch.methods if hasattr(type(module), name)))
+    for name in methods:
+        setattr(module, name, types.MethodType(_through(region, name), module))
     undos = out_of_place(module) if config.save == 'matmuls' else []
 
     def undo() -> None:
-        del module.forward
+        for name in methods:
+            delattr(module, name)
         for undo in undos:
             undo()
 
     return region, undo
+
+
+def _through(region: Region, method: str) -> Callable:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return region.run(self, args, kwargs, method)
+
+    return forward
