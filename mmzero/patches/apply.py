@@ -1,7 +1,7 @@
 """Applying the patches to a model."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -102,7 +102,7 @@ def apply_patches(
     except ValueError as error:
         Applied(counts, (), undos).undo()
         raise PlanError(f'activation_checkpointing: {name!r}: {error}') from None
-    return Applied(counts, _unpatched(model), undos, regions, _how(config))
+    return Applied(counts, _unpatched(model, wanted), undos, regions, _how(config))
 
 
 def _how(config: CheckpointingConfig) -> str:
@@ -110,12 +110,15 @@ def _how(config: CheckpointingConfig) -> str:
     return kept[config.save] + (', what is kept goes to pinned host memory' if config.offload else '')
 
 
-def _unpatched(model: nn.Module) -> tuple[str, ...]:
+def _unpatched(model: nn.Module, recomputed: Iterable[nn.Module]) -> tuple[str, ...]:
+    # transformers sets its option in any module that has it, such as T5's attention, where nothing acts on it.
+    inside = {child for module in recomputed for child in module.modules()}
     left = set()
     for module in model.modules():
         # One that has such modules below it only hands its option on to them.
         inner = any(hasattr(child, name) for child in module.modules() if child is not module for name in _TELLING)
-        if set(_TELLING) & set(switches_on(module)) and not inner:
+        on = set(switches_on(module)) - ({'gradient_checkpointing'} if module in inside else set())
+        if on & set(_TELLING) and not inner:
             left.add(type(module).__name__)
     return tuple(sorted(left))
 

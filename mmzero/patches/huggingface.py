@@ -59,7 +59,7 @@ class HuggingFaceLayer(WithoutCache, OwnBlock):
 
 CHECKPOINT_PATCHES.register_module(name='PreTrainedModel', module=WithoutCache)
 # Two decoders call torch's checkpoint themselves, and so do parts of a third model; all re-entrantly.
-CHECKPOINT_PATCHES.register_module(name=['GroundingDinoDecoder', 'MMGroundingDinoDecoder'], module=parts('layers.*'))
+# Calls torch's checkpoint itself, re-entrantly.
 CHECKPOINT_PATCHES.register_module(
     name='ClvpConditioningEncoder', module=parts('mel_conv', 'group_norms.*', 'mel_attn_blocks.*')
 )
@@ -79,7 +79,7 @@ def _holds_something(cache: Any, module: nn.Module) -> bool:
     if not hasattr(cache, 'get_seq_length'):
         return False
     # In a layer, what the layers before it have added does not count.
-    index = next((part.layer_idx for part in module.modules() if isinstance(getattr(part, 'layer_idx', 0), int)), 0)
+    index = next((part.layer_idx for part in module.modules() if isinstance(getattr(part, 'layer_idx', None), int)), 0)
     return bool(cache.get_seq_length(index))
 
 
