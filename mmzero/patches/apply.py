@@ -9,9 +9,8 @@ from mmzero.config import CheckpointingConfig
 from mmzero.errors import PlanError, near_names
 from mmzero.patches.checkpoint import Region, checkpoint_module
 from mmzero.patches.offload import OffloadToHost
-from mmzero.patches.patch import CheckpointPatch, Undo
+from mmzero.patches.patch import Undo, patch_of
 from mmzero.patches.switch import SWITCHES, switches_on
-from mmzero.registry import CHECKPOINT_PATCHES
 
 
 class Applied:
@@ -118,29 +117,10 @@ def _unpatched(model: nn.Module, recomputed: Iterable[nn.Module]) -> tuple[str, 
         # One that has such modules below it only hands its option on to them.
         inner = any(hasattr(child, name) for child in module.modules() if child is not module for name in _TELLING)
         on = set(switches_on(module)) - ({'gradient_checkpointing'} if module in inside else set())
-        if on & set(_TELLING) and not inner:
+        if on & set(_TELLING) and not inner and any(True for _ in module.parameters()):
             left.add(type(module).__name__)
     return tuple(sorted(left))
 
 
-_NO_PATCH = CheckpointPatch()
 # A name that is common elsewhere does not tell.
 _TELLING = tuple(name for name in SWITCHES if name != 'memory_efficient')
-
-
-def patch_of(module: nn.Module) -> CheckpointPatch:
-    """Find the patch for a module by its class or the nearest base class that has one.
-
-    Args:
-        module (nn.Module): The module.
-
-    Returns:
-        CheckpointPatch: The patch; one that asks for nothing where none is registered.
-    """
-    known = CHECKPOINT_PATCHES.module_dict
-    for base in type(module).__mro__:
-        package = base.__module__.partition('.')[0]
-        for name in (f'{package}.{base.__name__}', base.__name__):
-            if name in known:
-                return known[name]()
-    return _NO_PATCH

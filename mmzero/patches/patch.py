@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from mmzero.registry import CHECKPOINT_PATCHES
+
 Undo = Callable[[], None]
 """Takes a change back."""
 
@@ -93,3 +95,24 @@ def set_attribute(module: Any, name: str, value: Any) -> Undo:
         setattr(module, name, before)
 
     return undo
+
+
+_NO_PATCH = CheckpointPatch()
+
+
+def patch_of(module: nn.Module) -> CheckpointPatch:
+    """Find the patch for a module by its class or the nearest base class that has one.
+
+    Args:
+        module (nn.Module): The module.
+
+    Returns:
+        CheckpointPatch: The patch; one that asks for nothing where none is registered.
+    """
+    known = CHECKPOINT_PATCHES.module_dict
+    for base in type(module).__mro__:
+        package = base.__module__.partition('.')[0]
+        for name in (f'{package}.{base.__name__}', base.__name__):
+            if name in known:
+                return known[name]()
+    return _NO_PATCH

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from mmzero.patches.patch import CheckpointPatch, Undo, set_attribute, undo_all
+from mmzero.patches.patch import CheckpointPatch, Undo, patch_of, set_attribute, undo_all
 
 SWITCHES = ('with_cp', 'use_checkpoint', 'grad_checkpointing', 'gradient_checkpointing', 'memory_efficient')
 """Attributes by which modules of OpenMMLab, transformers and timm turn checkpointing of their own on."""
@@ -59,10 +59,11 @@ class OwnParts(OwnBlock):
     parts: tuple[str, ...] = ()
 
     def asks_for(self, module: nn.Module) -> Sequence[nn.Module]:
-        """As the base says: its parts, but for those that have a switch for themselves."""
+        """As the base says: its parts, or what those ask for that have a switch for themselves."""
         if not super().asks_for(module):
             return ()
-        return tuple(part for part in self.find(module) if not switches_on(part))
+        found = [patch_of(part).asks_for(part) if switches_on(part) else (part,) for part in self.find(module)]
+        return tuple(asked for each in found for asked in each)
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """Find the parts.

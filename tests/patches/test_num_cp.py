@@ -182,6 +182,7 @@ def test_all_users_of_fairscale_are_known() -> None:
     from pathlib import Path
 
     import mmdet
+
     from mmzero.integrations.mmdet.num_cp import FOLDER
 
     root = Path(mmdet.__file__).parent

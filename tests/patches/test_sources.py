@@ -16,7 +16,7 @@ from mmzero.registry import CHECKPOINT_PATCHES
 
 FUNCTIONS = ('checkpoint', 'checkpoint_seq', 'checkpoint_sequential')
 # How many there were when this was written; fewer mean that the walk no longer finds them.
-PACKAGES = dict(mmcv=1, mmdet=12, mmseg=11, mmpretrain=25, timm=80, transformers=2)
+PACKAGES = dict(mmcv=1, mmdet=9, mmseg=11, mmpretrain=23, timm=80, transformers=2)
 # Their models refuse to turn it on (supports_gradient_checkpointing).
 WITHOUT = {'GroundingDinoDecoder', 'MMGroundingDinoDecoder'}
 # What a block calls in its forward.
