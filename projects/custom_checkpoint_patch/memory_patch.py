@@ -34,7 +34,9 @@ class LowMemoryBackbone(BaseModule):
 
     def __init__(self, channels: int = 16, depth: int = 2, low_memory: bool = False) -> None:
         super().__init__()
-        self.stems = nn.ModuleList([nn.Conv2d(3, channels, 4, stride=4), nn.Conv2d(channels, 2 * channels, 2, stride=2)])
+        self.stems = nn.ModuleList(
+            [nn.Conv2d(3, channels, 4, stride=4), nn.Conv2d(channels, 2 * channels, 2, stride=2)]
+        )
         self.stages = nn.ModuleList(
             nn.ModuleList(LowMemoryBlock(width, low_memory) for _ in range(depth)) for width in (channels, 2 * channels)
         )
