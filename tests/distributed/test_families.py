@@ -64,13 +64,18 @@ def differing(build: Callable, batch: Callable, unit: str | None, calls_of_torch
     return faults + [name for name, grad in wanted.items() if grad is not None and not torch.equal(found[name], grad)]
 
 
-@pytest.mark.parametrize('unit', ['DeformableDetrTransformerEncoderLayer', 'DetrTransformerEncoder', None])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    'unit', [pytest.param('DeformableDetrTransformerEncoderLayer', marks=SLOW), None], ids=['layers', 'root']
+)
 def test_num_cp(unit: str | None) -> None:
     pytest.importorskip('mmdet')
     assert run_ranks(2, differing, dino, detection_batch, unit, 1) == [[], []]
 
 
-@pytest.mark.parametrize('unit', ['LlamaDecoderLayer', None])
+@pytest.mark.parametrize('unit', ['LlamaDecoderLayer', pytest.param(None, marks=SLOW)], ids=['layers', 'root'])
 def test_layers_of_transformers(unit: str | None) -> None:
     pytest.importorskip('transformers')
     assert run_ranks(2, differing, llama, tokens, unit, 3) == [[], []]
