@@ -40,13 +40,13 @@ CASES: dict[str, tuple[str, dict, int]] = {
 
 # One of each other class that recomputes, with the image size that it needs.
 SMALL = (
-    'convmixer_768_32 edgenext_xx_small efficientformer_l1 efficientvit_m0 fasternet_t0 ghostnet_100 hgnetv2_b0 '
+    'convmixer_768_32 edgenext_xx_small efficientvit_m0 fasternet_t0 ghostnet_100 hgnetv2_b0 '
     'inception_next_atto mambaout_femto nextvit_small nfnet_l0 pvt_v2_b0 rdnet_tiny repghostnet_050 repvgg_a0 '
     'repvit_m0_9 resnetv2_50 rexnet_100 shvit_s1 starnet_s1 swiftformer_xs tresnet_m ese_vovnet19b_dw xception41 '
     'dpn48b mobilenetv4_conv_small'
 )
 LARGE = (
-    'efficientformerv2_s0 eva02_tiny_patch14_224 focalnet_tiny_srf gcvit_xxtiny hiera_tiny_224 levit_128s '
+    'efficientformer_l1 efficientformerv2_s0 eva02_tiny_patch14_224 focalnet_tiny_srf gcvit_xxtiny hiera_tiny_224 levit_128s '
     'mixer_s32_224 mvitv2_tiny nest_tiny swinv2_cr_tiny_224 tiny_vit_5m_224 tnt_s_patch16_224 visformer_tiny '
     'vit_relpos_small_patch16_224 volo_d1_224 xcit_nano_12_p16_224 vitamin_small_224'
 )
