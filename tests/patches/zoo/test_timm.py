@@ -47,8 +47,8 @@ SMALL = (
 )
 LARGE = (
     'efficientformer_l1 efficientformerv2_s0 eva02_tiny_patch14_224 focalnet_tiny_srf gcvit_xxtiny hiera_tiny_224 '
-    'levit_128s mixer_s32_224 mvitv2_tiny nest_tiny swinv2_cr_tiny_224 tiny_vit_5m_224 tnt_s_patch16_224 visformer_tiny '
-    'vit_relpos_small_patch16_224 volo_d1_224 xcit_nano_12_p16_224 vitamin_small_224'
+    'levit_128s mixer_s32_224 mvitv2_tiny nest_tiny swinv2_cr_tiny_224 tiny_vit_5m_224 tnt_s_patch16_224 '
+    'visformer_tiny vit_relpos_small_patch16_224 volo_d1_224 xcit_nano_12_p16_224 vitamin_small_224'
 )
 OTHERS = dict.fromkeys(SMALL.split(), 64) | dict.fromkeys(LARGE.split(), 224)
 OTHERS.update(maxvit_rmlp_pico_rw_256=256, swinv2_tiny_window8_256=256)
