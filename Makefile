@@ -53,7 +53,7 @@ test-deepspeed: $(ENVIRONMENT) ## the tests on DeepSpeed, which it installs
 	$(PY) -m pytest tests -m deepspeed
 
 # Without what they need besides: their models import without it, and torchvision would choose a torch.
-ZOO := mmsegmentation mmpretrain timm einops ftfy importlib-metadata mat4py model-index ordered-set wcwidth zipp
+ZOO := mmsegmentation mmpretrain timm einops ftfy importlib-metadata mat4py markdown model-index ordered-set wcwidth zipp
 
 # Only here are these installed; `make test-full` runs the same tests where they are, and skips them elsewhere.
 test-zoo: $(ENVIRONMENT) ## the tests on models of mmseg, mmpretrain and timm, which it installs
