@@ -15,7 +15,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full test-deepspeed lint clean
+.PHONY: help venv demo test test-full test-deepspeed test-zoo lint clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -39,7 +39,7 @@ demo: $(ENVIRONMENT) ## run tools/demo.py
 	$(PY) tools/demo.py
 
 # One thread per process: distributed tests start several ranks on the same cores.
-test test-full test-deepspeed: export OMP_NUM_THREADS := 1
+test test-full test-deepspeed test-zoo: export OMP_NUM_THREADS := 1
 
 test: $(ENVIRONMENT) ## the tests that run anywhere in a few minutes
 	$(PY) -m pytest tests -m 'not slow and not gpu and not deepspeed'
@@ -51,6 +51,14 @@ test-full: $(ENVIRONMENT) ## the slow tests too
 test-deepspeed: $(ENVIRONMENT) ## the tests on DeepSpeed, which it installs
 	$(PY) -m pip install -c constraints.txt -e '.[deepspeed]'
 	$(PY) -m pytest tests -m deepspeed
+
+# Without what they need besides: their models import without it, and torchvision would choose a torch.
+ZOO := mmsegmentation mmpretrain timm einops ftfy importlib-metadata mat4py markdown model-index ordered-set wcwidth zipp
+
+# Only here are these installed; `make test-full` runs the same tests where they are, and skips them elsewhere.
+test-zoo: $(ENVIRONMENT) ## the tests on models of mmseg, mmpretrain and timm, which it installs
+	$(PY) -m pip install -c constraints.txt --no-deps $(ZOO)
+	$(PY) -m pytest tests -m zoo
 
 lint: $(ENVIRONMENT) ## ruff (lint and format), mypy, codespell
 	$(PY) -m ruff check .

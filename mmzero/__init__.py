@@ -7,10 +7,14 @@ from mmzero.integrations.mmcv import install_stand_in
 install_stand_in()
 
 from mmzero.integrations.huggingface import HuggingFaceCausalLM
+from mmzero.integrations.mmdet.num_cp import install_num_cp
 from mmzero.registry import CHECKPOINT_PATCHES, WRAP_POLICIES
 from mmzero.runner import ZeroRunner
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper, ZeroOptimWrapper
+
+# Before a model with num_cp is built, which fails where fairscale is missing.
+install_num_cp()
 
 __all__ = [
     'CHECKPOINT_PATCHES',

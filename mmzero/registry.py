@@ -12,4 +12,5 @@ WRAP_POLICIES = Registry('wrap policy', scope='mmzero', locations=['mmzero.polic
 CHECKPOINT_PATCHES = Registry(
     'checkpoint patch', scope='mmzero', locations=['mmzero.patches'], build_func=lambda *a, **k: None
 )
-"""Classes of :class:`mmzero.patches.CheckpointPatch`, found by the class name of a module or of one of its bases."""
+"""Classes of :class:`mmzero.patches.CheckpointPatch`, found by the name of a module's class or the nearest
+of its bases, with or without that of its package."""

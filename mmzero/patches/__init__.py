@@ -3,17 +3,26 @@
 from mmzero.patches.apply import Applied, apply_patches
 from mmzero.patches.budget import Budget
 from mmzero.patches.checkpoint import Region, checkpoint_module
+from mmzero.patches.huggingface import HuggingFaceLayer
 from mmzero.patches.kept import KeptBytes
+from mmzero.patches.num_cp import NumCp
 from mmzero.patches.offload import OffloadToHost
 from mmzero.patches.patch import CheckpointPatch, Undo, set_attribute
+from mmzero.patches.switch import OwnBlock, OwnParts
+from mmzero.patches.timm import FeatureNet
 from mmzero.patches.with_cp import WithCp
 
 __all__ = [
     'Applied',
     'Budget',
     'CheckpointPatch',
+    'FeatureNet',
+    'HuggingFaceLayer',
     'KeptBytes',
+    'NumCp',
     'OffloadToHost',
+    'OwnBlock',
+    'OwnParts',
     'Region',
     'Undo',
     'WithCp',

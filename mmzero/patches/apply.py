@@ -1,7 +1,7 @@
 """Applying the patches to a model."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -9,8 +9,8 @@ from mmzero.config import CheckpointingConfig
 from mmzero.errors import PlanError, near_names
 from mmzero.patches.checkpoint import DEFAULT, Region, checkpoint_module
 from mmzero.patches.offload import OffloadToHost
-from mmzero.patches.patch import CheckpointPatch, Undo
-from mmzero.registry import CHECKPOINT_PATCHES
+from mmzero.patches.patch import Undo, patch_of
+from mmzero.patches.switch import SWITCHES, switches_on
 
 
 class Applied:
@@ -18,8 +18,8 @@ class Applied:
 
     Args:
         counts (Counter): Number of patched modules by class name.
-        left (tuple[str, ...]): Classes of blocks with ``with_cp=True`` for which no patch is registered; they
-            keep the re-entrant checkpointing of their own.
+        left (tuple[str, ...]): Classes of modules with ``with_cp=True`` or its like for which no patch is registered;
+            they keep the checkpointing of their own.
         undos (Sequence[Callable]): What takes the changes back.
         regions (Mapping[str, Region]): How each patched module is recomputed, by its path.
         how (str): What is kept, and where.
@@ -83,15 +83,12 @@ def apply_patches(model: nn.Module, config: CheckpointingConfig = DEFAULT, chose
                 f'{near_names(name, filter(None, modules))}'
             )
     wanted = {modules[name] for name in (*config.modules, *chosen)}
-    if config.is_asked and not wanted and not any(patch_of(module).asks_for(module) for module in modules.values()):
+    # All are asked before any is changed: what a module asks for depends on the options of those below it.
+    asked = {module: patch_of(module).asks_for(module) for module in modules.values()}
+    wanted.update(found for each in asked.values() for found in each)
+    if config.is_asked and not wanted:
         raise PlanError(f'activation_checkpointing: {_nothing_asks(model)}')
-    undos: list[Undo] = []
-    for module in modules.values():
-        patch = patch_of(module)
-        asked = patch.asks_for(module)
-        if asked:
-            wanted.update(asked)
-            undos.append(patch.turn_off(module))
+    undos: list[Undo] = [patch_of(module).turn_off(module) for module, found in asked.items() if found]
     counts: Counter = Counter()
     regions: dict[str, Region] = {}
     host = OffloadToHost()
@@ -104,11 +101,11 @@ def apply_patches(model: nn.Module, config: CheckpointingConfig = DEFAULT, chose
     except ValueError as error:
         Applied(counts, (), undos).undo()
         raise PlanError(f'activation_checkpointing: {name!r}: {error}') from None
-    return Applied(counts, _unpatched(model), undos, regions, _how(config))
+    return Applied(counts, _unpatched(model, wanted), undos, regions, _how(config))
 
 
 def _nothing_asks(model: nn.Module) -> str:
-    left = _unpatched(model)
+    left = _unpatched(model, set())
     why = f'no patch is registered for {", ".join(left)} with with_cp=True' if left else 'no block has with_cp=True'
     return (
         f'matches nothing in this {type(model).__name__}: {why}, and it names neither modules nor a policy; add '
@@ -121,28 +118,18 @@ def _how(config: CheckpointingConfig) -> str:
     return kept[config.save] + (', what is kept goes to pinned host memory' if config.offload else '')
 
 
-def _unpatched(model: nn.Module) -> tuple[str, ...]:
+def _unpatched(model: nn.Module, recomputed: Iterable[nn.Module]) -> tuple[str, ...]:
+    # transformers sets its option in any module that has it, such as T5's attention, where nothing acts on it.
+    inside = {child for module in recomputed for child in module.modules()}
     left = set()
     for module in model.modules():
-        inner = any(hasattr(child, 'with_cp') for child in module.modules() if child is not module)
-        if getattr(module, 'with_cp', False) and not inner:
+        # One that has such modules below it only hands its option on to them.
+        inner = any(hasattr(child, name) for child in module.modules() if child is not module for name in _TELLING)
+        on = set(switches_on(module)) - ({'gradient_checkpointing'} if module in inside else set())
+        if on & set(_TELLING) and not inner and any(True for _ in module.parameters()):
             left.add(type(module).__name__)
     return tuple(sorted(left))
 
 
-_NO_PATCH = CheckpointPatch()
-
-
-def patch_of(module: nn.Module) -> CheckpointPatch:
-    """Find the patch for a module by its class or the nearest base class that has one.
-
-    Args:
-        module (nn.Module): The module.
-
-    Returns:
-        CheckpointPatch: The patch; one that asks for nothing where none is registered.
-    """
-    for base in type(module).__mro__:
-        if base.__name__ in CHECKPOINT_PATCHES.module_dict:
-            return CHECKPOINT_PATCHES.module_dict[base.__name__]()
-    return _NO_PATCH
+# A name that is common elsewhere does not tell.
+_TELLING = tuple(name for name in SWITCHES if name != 'memory_efficient')

@@ -55,19 +55,20 @@ class Region:
         self.see_selected: Callable[[Any], None] | None = None
         self._has_norms = any(isinstance(layer, _NormBase) for layer in module.modules())
 
-    def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], method: str = 'forward') -> Any:
         """Run the module's forward.
 
         Args:
             module (nn.Module): The module, or a deep copy of it.
             args (tuple): Positional arguments.
             kwargs (dict): Keyword arguments.
+            method (str): What to run. Defaults to 'forward'.
 
         Returns:
             Any: What forward returns.
         """
         # Looked up at each call: fully_shard replaces the class of an instance later on.
-        forward = partial(type(module).forward, module)
+        forward = partial(getattr(type(module), method), module)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         self.has_run = True
@@ -208,15 +209,22 @@ def checkpoint_module(
         raise ValueError(f'forward of this {type(module).__name__} was replaced on the instance already')
     region = Region(module, config, patch or CheckpointPatch(), host or OffloadToHost())
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return region.run(self, args, kwargs)
-
-    module.forward = types.MethodType(forward, module)
+    methods = ('forward', *(name for name in region.patch.methods if hasattr(type(module), name)))
+    for name in methods:
+        setattr(module, name, types.MethodType(_through(region, name), module))
     undos = [] if config.save == 'all' else out_of_place(module)
 
     def undo() -> None:
-        del module.forward
+        for name in methods:
+            delattr(module, name)
         for undo in undos:
             undo()
 
     return region, undo
+
+
+def _through(region: Region, method: str) -> Callable:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return region.run(self, args, kwargs, method)
+
+    return forward

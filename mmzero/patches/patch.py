@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from mmzero.registry import CHECKPOINT_PATCHES
+
 Undo = Callable[[], None]
 """Takes a change back."""
 
@@ -13,9 +15,14 @@ class CheckpointPatch:
     """How modules of a class ask for checkpointing, and how they are recomputed.
 
     Registered in :data:`mmzero.registry.CHECKPOINT_PATCHES` under the names of classes, and found by the class of a
-    module or the nearest of its bases that is registered. This base is what modules without a patch get: they never
-    ask, and their forward is recomputed as it was called.
+    module or the nearest of its bases that is registered; 'timm.Block' is a Block of the package timm alone. This base
+    is what modules without a patch get: they never ask, and their forward is recomputed as it was called.
+
+    Attributes:
+        methods (Sequence[str]): Methods other than forward that are recomputed, too, where the module has them.
     """
+
+    methods: Sequence[str] = ()
 
     def asks_for(self, module: nn.Module) -> Sequence[nn.Module]:
         """Find what is to be recomputed because an option of the module itself says so.
@@ -53,11 +60,28 @@ class CheckpointPatch:
         return args, kwargs
 
 
-def set_attribute(module: nn.Module, name: str, value: Any) -> Undo:
+def undo_all(undos: Sequence[Undo]) -> Undo:
+    """Make one of several.
+
+    Args:
+        undos (Sequence[Callable]): Each takes a change back.
+
+    Returns:
+        Callable[[], None]: Takes all of them back, the last first.
+    """
+
+    def undo() -> None:
+        for undo in reversed(undos):
+            undo()
+
+    return undo
+
+
+def set_attribute(module: Any, name: str, value: Any) -> Undo:
     """Set an attribute of a module.
 
     Args:
-        module (nn.Module): The module.
+        module (Any): The module, or what holds its options.
         name (str): Of an attribute that it has.
         value (Any): What to set.
 
@@ -71,3 +95,24 @@ def set_attribute(module: nn.Module, name: str, value: Any) -> Undo:
         setattr(module, name, before)
 
     return undo
+
+
+_NO_PATCH = CheckpointPatch()
+
+
+def patch_of(module: nn.Module) -> CheckpointPatch:
+    """Find the patch for a module by its class or the nearest base class that has one.
+
+    Args:
+        module (nn.Module): The module.
+
+    Returns:
+        CheckpointPatch: The patch; one that asks for nothing where none is registered.
+    """
+    known = CHECKPOINT_PATCHES.module_dict
+    for base in type(module).__mro__:
+        package = base.__module__.partition('.')[0]
+        for name in (f'{package}.{base.__name__}', base.__name__):
+            if name in known:
+                return known[name]()
+    return _NO_PATCH

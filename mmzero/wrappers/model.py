@@ -87,8 +87,9 @@ class ZeroModelWrapper(nn.Module):
         _log(f'{report.text()}\nactivation checkpointing (non-re-entrant): {self.patched}')
         if self.patched.left:
             _log(
-                f'with_cp=True of {", ".join(self.patched.left)} stays re-entrant: no patch is registered for it. '
-                'Name the blocks in activation_checkpointing and set with_cp=False to change that.',
+                f'{", ".join(self.patched.left)}: checkpointing of their own stays on (with_cp=True or its like), '
+                'which may be re-entrant; no patch is registered for them. Name the blocks in activation_checkpointing '
+                'and switch theirs off, or register a patch (projects/custom_checkpoint_patch)',
                 level=30,
             )
 
