@@ -14,6 +14,8 @@ from mmengine.optim import LinearLR
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper, engines
 from mmzero.config import ZeroConfig
 from mmzero.errors import CheckpointError
+from mmzero.patches import WithCp
+from mmzero.registry import CHECKPOINT_PATCHES
 from mmzero.wrappers import model as model_wrapper
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import compare, train
@@ -204,3 +206,52 @@ def test_pair_on_a_group_of_one() -> None:
     ((losses, refused),) = run_ranks(1, alone)
     assert losses[-1] < losses[0]
     assert len(refused) == 2 and all("yet under engine='deepspeed'" in text for text in refused)
+
+
+class Reentrant(torch.nn.Module):
+    """A block with a re-entrant checkpoint of its own, as blocks of mmdet have it."""
+
+    def __init__(self, inner: torch.nn.Module, with_cp: bool) -> None:
+        super().__init__()
+        self.inner = inner
+        self.with_cp = with_cp
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.with_cp and x.requires_grad:
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=True)
+        return self.inner(x)
+
+
+class Twice(Trainable):
+    """Its first block runs twice."""
+
+    def __init__(self, with_cp: bool) -> None:
+        super().__init__()
+        self.blocks[0] = Reentrant(self.blocks[0], with_cp)
+        self.blocks.append(self.blocks[0])
+
+
+def losses_of_twice(with_cp: bool) -> list[float] | str:
+    torch.manual_seed(0)
+    with on_deepspeed():
+        model = ZeroModelWrapper(module=Twice(with_cp), stage=2)
+    optim = ZeroOptimWrapper(adamw(model))
+    try:
+        return [float(model.train_step(batch(step), optim)['loss'].detach()) for step in range(3)]
+    except AssertionError as error:
+        return str(error)
+
+
+def stock_and_patched() -> list[Any]:
+    found = [losses_of_twice(False)]
+    # As long as no patch is registered for its class, the block's own checkpoint stays.
+    found.append(losses_of_twice(True))
+    CHECKPOINT_PATCHES.register_module(name='Reentrant', module=WithCp)
+    return [*found, losses_of_twice(True)]
+
+
+def test_a_block_with_cp_that_runs_twice() -> None:
+    """Red: DeepSpeed takes the gradient of each run for the whole. Green: recomputed non-re-entrantly, it comes once."""
+    for plain, stock, patched in run_ranks(2, stock_and_patched):
+        assert 'has already been reduced' in stock
+        assert patched == plain
