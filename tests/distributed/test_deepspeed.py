@@ -251,7 +251,7 @@ def stock_and_patched() -> list[Any]:
 
 
 def test_a_block_with_cp_that_runs_twice() -> None:
-    """Red: DeepSpeed takes the gradient of each run for the whole. Green: recomputed non-re-entrantly, it comes once."""
+    """Red: DeepSpeed takes the gradient of each run for the whole. Green: without re-entrance it comes once."""
     for plain, stock, patched in run_ranks(2, stock_and_patched):
         assert 'has already been reduced' in stock
         assert patched == plain

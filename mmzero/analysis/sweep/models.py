@@ -5,6 +5,7 @@ import importlib
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import set_random_seed
 from torch import nn
@@ -48,7 +49,8 @@ class Case:
         with no_network():
             model = MODELS.build(copy.deepcopy(self.model_cfg))
             model.init_weights()
-        return model.train()
+        # Some heads ask for synchronised norms in their code.
+        return revert_sync_batchnorm(model).train()
 
     def batch(self, model: nn.Module, number: int, empty: bool = False) -> dict:
         """Make one of a series of batches.

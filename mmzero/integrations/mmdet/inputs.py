@@ -40,7 +40,7 @@ def demo_batch(model: nn.Module, size: int, number: int, *, classes: int, empty:
         branches = ('sup', 'unsup_teacher', 'unsup_student')
         parts = [_images(size, number, classes, empty) for _ in branches]
         return {key: dict(zip(branches, [part[key] for part in parts], strict=True)) for key in parts[0]}
-    if isinstance(model, BaseMOTModel):
+    if isinstance(model, BaseMOTModel) and not getattr(model.data_preprocessor, 'use_det_processor', False):
         return _clips(size, number, classes, empty)
     return _images(size, number, classes, empty)
 
