@@ -33,11 +33,18 @@ def run_ranks(
     Raises:
         AssertionError: If a rank raised, with that rank's traceback, or if the ranks did not end in time.
     """
-    context = multiprocessing.get_context('spawn')
+    # CUDA does not survive a fork.
+    context: Any = multiprocessing.get_context('spawn' if backend == 'nccl' else 'forkserver')
+    if backend != 'nccl':
+        context.set_forkserver_preload(['tests.distributed.preload'])
     results: Any = context.Queue()
     port = _free_port()
     processes = [
-        context.Process(target=_on_rank, args=(rank, world_size, port, backend, results, function, args), daemon=True)
+        context.Process(
+            target=_on_rank,
+            args=(rank, world_size, port, backend, results, function, args, dict(os.environ)),
+            daemon=True,
+        )
         for rank in range(world_size)
     ]
     for process in processes:
@@ -71,8 +78,18 @@ def _collect(results: Any, world_size: int, patience: float) -> dict[int, tuple[
 
 
 def _on_rank(
-    rank: int, world_size: int, port: int, backend: str, results: Any, function: Callable, args: tuple
+    rank: int,
+    world_size: int,
+    port: int,
+    backend: str,
+    results: Any,
+    function: Callable,
+    args: tuple,
+    environment: dict[str, str],
 ) -> None:
+    # The server that this was forked from has that of the first test.
+    os.environ.clear()
+    os.environ.update(environment)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
