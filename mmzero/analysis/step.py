@@ -105,6 +105,8 @@ class StepReport:
 def measure_step(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) -> StepReport:
     """Run two optimizer steps: traffic is counted in the first, memory recorded in the second. Collective.
 
+    A budget for activations chooses in steps before these.
+
     Args:
         model (ZeroModelWrapper): The wrapped model.
         optim_wrapper (ZeroOptimWrapper): Of its parameters.
@@ -119,6 +121,8 @@ def measure_step(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any]) 
         copies.append(WeightCopies())
         return copies[-1].watching()
 
+    while model.budget is not None and not model.budget.is_done:
+        run_step(model, optim_wrapper, next_batch)
     with CollectiveLog() as traffic:
         run_step(model, optim_wrapper, next_batch, watching)
     memory, forecast = record_memory(model, optim_wrapper, next_batch)

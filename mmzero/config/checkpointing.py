@@ -48,7 +48,8 @@ class CheckpointingConfig:
 
     Args:
         modules (tuple[str, ...]): Names of modules, as MMEngine's key of that name takes them. Defaults to none.
-        policy: A wrap policy (:func:`mmzero.policies.build_policy`) that chooses further modules. Defaults to None.
+        policy: A wrap policy (:func:`mmzero.policies.build_policy`) that chooses further modules. Defaults to None:
+            none, and for a 'Budget' all repeated blocks, ``dict(type='AutoPolicy', small=True)``.
         every (int): Of the modules that the policy has chosen, in the order of the model, take the first of each
             so many. Defaults to 1: all of them.
         save (str): What a module keeps from forward. 'inputs': its inputs alone, all else is recomputed. 'matmuls':
@@ -96,11 +97,13 @@ class CheckpointingConfig:
             try:
                 return cls(modules=module_names(value))
             except ValueError as error:
-                faults.add(path, f'got {value!r}; {error}')
+                faults.add(path, f"got {value!r}; {error}, or a dict, such as dict(policy='AutoPolicy')")
                 return cls()
         config = read_fields(cls, value, path, faults)
-        if not faults.at(path):
-            _refuse_contradictions(config, path, faults)
+        if faults.at(path):
+            # What is read without its fault may match nothing, which would be a fault that nobody made.
+            return config
+        _refuse_contradictions(config, path, faults)
         return replace(config, is_asked=bool(value))
 
     @property
@@ -110,7 +113,7 @@ class CheckpointingConfig:
 
 
 def _refuse_contradictions(config: CheckpointingConfig, path: str, faults: Faults) -> None:
-    if config.every > 1 and config.policy is None:
+    if config.every > 1 and config.policy is None and not config.chooses:
         faults.add(f'{path}.every', 'counts what a policy chooses, and there is none; name one in policy')
     if config.save == 'all' and config.offload is None:
         faults.add(f'{path}.save', "got 'all', which recomputes nothing; it is for offload='cpu'")

@@ -76,12 +76,10 @@ def apply_patches(model: nn.Module, config: CheckpointingConfig = DEFAULT, chose
             matches nothing; nothing is patched then.
     """
     modules = dict(model.named_modules())
-    for name in config.modules:
-        if not name or name not in modules:
-            raise PlanError(
-                f'activation_checkpointing: {type(model).__name__} has no module {name!r}'
-                f'{near_names(name, filter(None, modules))}'
-            )
+    missing = [name for name in config.modules if not name or name not in modules]
+    if missing:
+        near = (f'has no module {name!r}{near_names(name, filter(None, modules))}' for name in missing)
+        raise PlanError(f'activation_checkpointing: {type(model).__name__} {"; ".join(near)}')
     wanted = {modules[name] for name in (*config.modules, *chosen)}
     # All are asked before any is changed: what a module asks for depends on the options of those below it.
     asked = {module: patch_of(module).asks_for(module) for module in modules.values()}

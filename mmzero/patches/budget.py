@@ -31,6 +31,9 @@ class Budget:
         gather (Callable): Collective: from this rank's object to those of all ranks.
         report (Callable): Takes a text for the log, and whether it is a warning.
         units (Collection[str]): Paths of the engine's units. Defaults to none.
+
+    Attributes:
+        is_done (bool): Whether the choice stands.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Budget:
         self._modules: list[Measured] = []
         self._other = 0
         self._margin = 0
-        self._is_done = not self._regions
+        self.is_done = not self._regions
         self._told = False
 
     @contextmanager
@@ -64,7 +67,7 @@ class Budget:
         Yields:
             None: The forward runs inside.
         """
-        if self._is_done:
+        if self.is_done:
             yield
             return
         self._observation = Observation()
@@ -84,7 +87,7 @@ class Budget:
 
     def after_step(self) -> None:
         """Choose, where it is time to. Collective, until the choice stands."""
-        if self._is_done:
+        if self.is_done:
             self._tell_of_larger()
         elif not self._measures:
             self._check()
@@ -99,20 +102,20 @@ class Budget:
         choice = cheapest(self._modules, self._other, self.memory - self._margin)
         if choice is None:
             # There is nothing left to choose.
-            self._is_done = True
+            self.is_done = True
             choice = choice_of(self._modules, self._other, everything)
         self.choice = choice
         for module in self._modules:
             region = self._regions[module.name]
             region.active = module.name in choice.recomputed
             region.largest = None if module.name in self._with_units else module.largest
-        self._report(self._text(choice), self._is_done)
+        self._report(self._text(choice), self.is_done)
 
     def _check(self) -> None:
         """Choose again, with less, where more is kept than may be."""
         kept = max(self._gather(self._observation.kept))
-        self._is_done = kept <= self.memory
-        if not self._is_done:
+        self.is_done = kept <= self.memory
+        if not self.is_done:
             self._margin += kept - self.memory
             self._choose()
 
@@ -121,15 +124,19 @@ class Budget:
         everything = choice_of(self._modules, self._other, frozenset(module.name for module in self._modules))
         forward = everything.seconds or 1.0
         lines = [
-            f'activation_checkpointing: a budget of {_size(self.memory)} for what is kept for backward on a rank: '
-            f'recomputing none of {len(self._modules)} modules keeps {_size(nothing.peak)}, all of them '
-            f'{_size(everything.peak)}'
+            f'activation_checkpointing: a budget of {_size(self.memory)} for what is kept for backward on a rank, '
+            f'with one recompute under way: recomputing none of {len(self._modules)} modules takes '
+            f'{_size(nothing.peak)}, all of them {_size(everything.peak)}'
         ]
-        if self._is_done:
-            lines.append('which is more than the budget; name smaller modules in policy, or more of them')
+        if self.is_done:
+            lines.append(
+                'which is more than the budget, so all of them are recomputed; give that much, take smaller batches, '
+                'or name modules in policy that hold more of the model or divide the largest ones'
+            )
         lines.append(
-            f'recomputed are {len(choice.recomputed)}, which keeps {_size(choice.peak)} and repeats '
-            f'{choice.seconds / forward:.0%} of their forwards: {", ".join(sorted(choice.recomputed)) or "none"}'
+            f'recomputed are {len(choice.recomputed)}, which takes {_size(choice.peak)} and runs '
+            f'{choice.seconds / forward:.0%} of the time of all their forwards again: '
+            f'{", ".join(sorted(choice.recomputed)) or "none"}'
         )
         return '; '.join(lines)
 

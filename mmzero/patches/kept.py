@@ -46,6 +46,10 @@ class KeptBytes:
         if self._held is not None:
             self._held.append(tensor.detach())
 
+    def release(self) -> None:
+        """Hold no longer what was added, which ends the counting: hooks live for as long as the graph."""
+        self._held = None
+
     def add_all(self, tree: Any) -> None:
         """Count the tensors of what an operator returns.
 

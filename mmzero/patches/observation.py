@@ -77,8 +77,11 @@ class Observation:
             inputs.add(tensor)
         _wait_for(tensors)
         start = time.perf_counter()
-        with inside.counting():
-            yield
+        try:
+            with inside.counting():
+                yield
+        finally:
+            inside.release()
         _wait_for(tensors)
         calls = self._calls.setdefault(name, _Calls())
         calls.seconds += time.perf_counter() - start

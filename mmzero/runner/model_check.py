@@ -12,7 +12,7 @@ from mmengine.registry import MODELS, TASK_UTILS, DefaultScope
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.config import Faults, ZeroConfig
+from mmzero.config import CheckpointingConfig, Faults, ZeroConfig
 from mmzero.config.reader import optional_dtype
 from mmzero.engines import build_engine, plan_units, world_size_of
 from mmzero.errors import ConfigError, PlanError
@@ -47,7 +47,7 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
     if model is None:
         return []
     _check_plan(cfg, config, model, faults)
-    _check_regions(cfg, config, model, faults)
+    check_regions(cfg, config.activation_checkpointing, model, faults)
     check_tied(cfg.get('optim_wrapper'), model, faults)
     left = check_custom_keys_match(cfg.get('optim_wrapper'), model, faults)
     on_cpu = not torch.cuda.is_available()
@@ -74,15 +74,29 @@ def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults)
     _check_autocast(cfg.get('optim_wrapper'), config, len(plan.units) == 1, faults)
 
 
-def _check_regions(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults) -> None:
-    path, checkpointing = checkpointing_path(cfg), config.activation_checkpointing
+def check_regions(cfg: dict, config: CheckpointingConfig, model: nn.Module, faults: Faults) -> str:
+    """Match ``activation_checkpointing`` against a model.
+
+    Args:
+        cfg (dict): Arguments of the runner and keys of the config.
+        config (CheckpointingConfig): The field.
+        model (nn.Module): The model; it stays as it is.
+        faults (Faults): Takes what is wrong.
+
+    Returns:
+        str: What would be recomputed.
+    """
+    path = checkpointing_path(cfg)
     try:
-        apply_patches(model, checkpointing, chosen_regions(model, checkpointing)).undo()
+        applied = apply_patches(model, config, chosen_regions(model, config))
+        applied.undo()
+        return str(applied)
     except PlanError as error:
         faults.lines.append(path + str(error).removeprefix('activation_checkpointing'))
     except Exception as error:
         # A policy may be a project's.
         faults.add(f'{path}.policy', describe_error(error))
+    return ''
 
 
 def _world_size(cfg: dict, config: ZeroConfig) -> int | None:

@@ -86,6 +86,10 @@ def test_all_faults_in_one_error():
             "activation_checkpointing.plicy: unknown field; did you mean 'policy'",
         ),
         (dict(activation_checkpointing=dict(every=2)), 'activation_checkpointing.every: counts what a policy chooses'),
+        (
+            dict(activation_checkpointing=True),
+            "expected a list of module names, such as ['backbone', 'encoder.layers.0'], or a dict",
+        ),
         (dict(activation_checkpointing=dict(policy='AutoPolicy', every=0)), 'every: got 0; allowed: 1 for each'),
         (dict(activation_checkpointing=dict(save='all')), "save: got 'all', which recomputes nothing; it is for"),
         (dict(activation_checkpointing=dict(save='some')), "save: got 'some'; allowed: 'inputs', 'matmuls', 'all'"),
