@@ -30,6 +30,7 @@ def test_custom_checkpoint_patch() -> None:
     """Its blocks are found by their own option, and what they note is noted once."""
     cfg = Config.fromfile(PROJECTS / 'custom_checkpoint_patch' / 'dino_low_memory_tiny_digits_zero3.py')
     import_modules_from_strings(**cfg.custom_imports)
+    assert plan_of(cfg).units
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model = MODELS.build(cfg.model.backbone).train()
