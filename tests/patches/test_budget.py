@@ -6,6 +6,7 @@ from torch import nn
 
 from mmzero.config import CheckpointingConfig
 from mmzero.patches import Budget, KeptBytes, apply_patches
+from tests.patches.test_save import Operators
 
 WIDTH = 16
 
@@ -80,6 +81,19 @@ def test_half():
     assert 0 < len(training.recomputed) < 6
     ((text, bad),) = training.texts
     assert not bad and 'a budget of' in text and 'recomputed are' in text and sorted(training.recomputed)[0] in text
+
+
+def test_iterations_that_measure_keep_no_activations():
+    """A model that needs the budget would not survive them; hooks do not see what is held beside them."""
+    training = Training(10 * kept_without(), BLOCKS)
+    held = []
+    for _ in range(3):
+        with Operators() as operators, training.budget.forward():
+            loss = training.model(torch.ones(64, WIDTH))
+        held.append(operators.held())
+        loss.backward()
+        training.budget.after_step()
+    assert held[0] == held[1] < held[2] / 2
 
 
 def test_forecast_is_what_is_kept():
