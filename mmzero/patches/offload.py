@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mmzero._compat import saved_tensors_hooks_in_force
+from mmzero._compat import check_version, saved_tensors_hooks_in_force, version_of
 
 SMALLEST = 2**16
 """Bytes below which a tensor stays on the GPU: the copy would cost more than it frees."""
@@ -91,14 +91,16 @@ class OffloadToHost:
 
     def _move(self, tensor: Tensor) -> '_Moved':
         if not tensor.is_cuda:
-            return _Moved(0, tensor)
+            return _Moved(0, tensor, tensor, tensor._version)
         if tensor.device not in self._streams:
             self._streams[tensor.device] = torch.cuda.Stream(tensor.device)
         stored = _Stored(tensor, self._streams[tensor.device])
         self._order.append(weakref.ref(stored))
-        return _Moved(len(self._order) - 1, stored)
+        return _Moved(len(self._order) - 1, stored, version_of(tensor), tensor._version)
 
     def _fetch(self, moved: '_Moved') -> Tensor:
+        # The copy may have come too late.
+        check_version(moved.counter, moved.version)
         if isinstance(moved.tensor, Tensor):
             return moved.tensor
         tensor = moved.tensor.take()
@@ -112,10 +114,12 @@ class OffloadToHost:
 
 
 class _Moved(NamedTuple):
-    """What autograd holds in the place of a tensor: itself on a CPU, else where it is."""
+    """What autograd holds in the place of a tensor: itself on a CPU, else where it is; and its version."""
 
     place: int
     tensor: Tensor | _Stored
+    counter: Tensor
+    version: int
 
 
 def is_parameter(tensor: Tensor) -> bool:
