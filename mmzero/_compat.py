@@ -238,6 +238,24 @@ def before_phases(module: FSDPModule, call: Callable[[str], None]) -> None:
             _call_before(group, name, functools.partial(come_to, group, phase))
 
 
+def drop_gathered_ahead(module: FSDPModule) -> None:
+    """Drop what was gathered ahead for a unit that has not run since.
+
+    FSDP2 itself does so at the end of a backward alone. Remove once it has a public function for it.
+
+    Args:
+        module (FSDPModule): The unit.
+    """
+    for group in _param_groups(module):
+        result, group._all_gather_result = group._all_gather_result, None
+        if result is None:
+            continue
+        if result.all_gather_event is not None:
+            group.device_handle.current_stream().wait_event(result.all_gather_event)
+        if isinstance(result.all_gather_work, dist.Work):
+            result.all_gather_work.wait()
+
+
 @contextmanager
 def kept_gathered(module: FSDPModule) -> Iterator[None]:
     """Keep a unit gathered over forwards of it.
