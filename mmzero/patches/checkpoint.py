@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from mmzero.config import CheckpointingConfig
-from mmzero.patches.offload import OffloadToHost
+from mmzero.patches.offload import OffloadToHost, bytes_of
 from mmzero.patches.patch import CheckpointPatch, Undo
 from mmzero.patches.selective import keeping_matmuls, out_of_place
 
@@ -110,7 +110,7 @@ class Region:
     def _outgrows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         if self.largest is None:
             return False
-        got = sum(item.nbytes for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor))
+        got = sum(bytes_of(item) for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor))
         self.has_outgrown |= got > self.largest
         return got > self.largest
 

@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from mmzero._compat import saved_tensors_hooks_in_force
-from mmzero.patches.offload import is_parameter
+from mmzero.patches.offload import has_storage, is_parameter
 
 
 class KeptBytes:
@@ -41,7 +41,7 @@ class KeptBytes:
         Args:
             tensor (Tensor): What is kept.
         """
-        if is_parameter(tensor) or tensor.is_meta or tensor.is_sparse:
+        if is_parameter(tensor) or tensor.is_meta or not has_storage(tensor):
             return
         storage = tensor.untyped_storage()
         self.sizes[storage.data_ptr()] = storage.nbytes()

@@ -12,6 +12,7 @@ from torch import Tensor
 from mmzero.patches.cheapest import Measured
 from mmzero.patches.checkpoint import Observe
 from mmzero.patches.kept import KeptBytes
+from mmzero.patches.offload import bytes_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Observation:
         calls.kept_inputs += [(key, size) for key, size in inside.sizes.items() if key in inputs.sizes]
         calls.kept += inside.total
         calls.at_once = max(calls.at_once, inside.total)
-        calls.largest = max(calls.largest, sum(tensor.nbytes for tensor in tensors))
+        calls.largest = max(calls.largest, sum(map(bytes_of, tensors)))
 
     def summary(self) -> Summary:
         """Say what was seen, once the forward has ended.

@@ -80,9 +80,9 @@ class OffloadToHost:
         pack, unpack = saved_tensors_hooks_in_force()
 
         def pack_or_move(tensor: Tensor) -> Any:
-            if tensor.nbytes < SMALLEST or is_parameter(tensor):
+            if bytes_of(tensor) < SMALLEST or is_parameter(tensor):
                 return pack(tensor)
-            self.moved += tensor.nbytes
+            self.moved += bytes_of(tensor)
             return self._move(tensor.detach())
 
         return saved_tensors_hooks(
@@ -120,6 +120,30 @@ class _Moved(NamedTuple):
     tensor: Tensor | _Stored
     counter: Tensor
     version: int
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Say whether a tensor has memory that can be counted and copied.
+
+    Args:
+        tensor (Tensor): The tensor.
+
+    Returns:
+        bool: Whether it is neither sparse nor nested.
+    """
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Say how large a tensor is.
+
+    Args:
+        tensor (Tensor): The tensor.
+
+    Returns:
+        int: Bytes; none for what has no storage, which is left where it is and not counted.
+    """
+    return tensor.nbytes if has_storage(tensor) else 0
 
 
 def is_parameter(tensor: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mmzero._compat import check_version, version_of
 from mmzero.config import CheckpointingConfig
-from mmzero.patches import KeptBytes, checkpoint_module
+from mmzero.patches import Budget, KeptBytes, apply_patches, checkpoint_module
 
 SAVES = ('inputs', 'matmuls')
 
@@ -224,3 +224,30 @@ def test_a_version_needs_no_memory(tensor: Tensor) -> None:
     assert not version.untyped_storage().nbytes()
     with pytest.raises(RuntimeError, match='at version 1 instead of 0'):
         check_version(version, before)
+
+
+class Sparse(nn.Module):
+    """Gets a matrix that is not strided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(300, 300)
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        return graph @ self.linear(x).tanh()
+
+
+@pytest.mark.parametrize('layout', [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize('config', [dict(), dict(offload='cpu'), dict(offload='cpu', save='all')])
+@pytest.mark.filterwarnings('ignore:Sparse')
+def test_sparse_inputs(layout: torch.layout, config: dict) -> None:
+    """They have no storage and no number of bytes; a budget counts neither."""
+    graph, module = torch.eye(300).to_sparse(layout=layout), Sparse()
+    regions = apply_patches(nn.Sequential(module), CheckpointingConfig(modules=('0',), **config)).regions
+    budget = Budget(regions, 10**9, lambda own: [own], lambda *_: None)
+    for _ in range(4):
+        with budget.forward():
+            loss = module(torch.ones(300, 300), graph).sum()
+        loss.backward()
+        budget.after_step()
+    assert budget.choice is not None
