@@ -8,7 +8,8 @@ cheapest set is chosen, from the largest figures of all ranks, so that it is the
 is counted too. Where it keeps more than was forecast, the choice is made again with that much less.
 
 A later batch may be larger than those. A module that gets more bytes than were measured is recomputed for this time,
-on this rank, whatever was chosen, unless it holds units of its own: ranks would gather them in different numbers.
+on this rank, whatever was chosen, unless it holds units of its own, which ranks would gather in different numbers, or
+a SyncBatchNorm, in which they would wait for each other.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -105,7 +106,8 @@ class Budget:
         for module in self._modules:
             region = self._regions[module.name]
             region.active = module.name in choice.recomputed
-            region.largest = None if module.name in self._with_units else module.largest
+            is_alone = module.name not in self._with_units and not region.communicates
+            region.largest = module.largest if is_alone else None
         self._report(self._text(choice), self._is_done)
 
     def _check(self) -> None:

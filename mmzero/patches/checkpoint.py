@@ -36,6 +36,7 @@ class Region:
         has_run (bool): Whether a forward with gradients has come to it.
         largest (int, optional): Where it is not active: bytes of tensors beyond which a call is recomputed anyway.
         has_outgrown (bool): Whether one was.
+        communicates (bool): Whether norms in it compute with those of other ranks, so that a recompute needs them, too.
         observe (Callable, optional): From the tensors that the module gets to contexts for a forward that is
             recomputed, and for its recompute.
         see_selected (Callable, optional): Is given the outputs that ``save='matmuls'`` keeps.
@@ -53,6 +54,7 @@ class Region:
         self.has_outgrown = False
         self.observe: Observe | None = None
         self.see_selected: Callable[[Any], None] | None = None
+        self.communicates = any('SyncBatchNorm' in type(layer).__name__ for layer in module.modules())
         self._has_norms = any(isinstance(layer, _NormBase) for layer in module.modules())
 
     def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], method: str = 'forward') -> Any:

@@ -192,6 +192,17 @@ def test_modules_that_hold_units_keep_to_the_choice():
     assert [region.largest for region in training.regions.values()] == [4096, None, 4096, 4096, 4096, 4096]
 
 
+@pytest.mark.parametrize('norm', [nn.SyncBatchNorm, type('NaiveSyncBatchNorm', (nn.Identity,), {})])
+def test_modules_whose_norms_communicate_keep_to_the_choice(norm):
+    """A recompute on one rank alone would wait for the others."""
+    training = Training(10 * kept_without(), ())
+    training.model.blocks[2].norm = norm(4)
+    training.regions = apply_patches(training.model, CheckpointingConfig(modules=BLOCKS)).regions
+    training.budget = Budget(training.regions, 10 * kept_without(), lambda own: [own], lambda *_: None)
+    training.step(), training.step()
+    assert [region.largest for region in training.regions.values()] == [4096, 4096, None, 4096, 4096, 4096]
+
+
 def test_of_nested_modules_the_inner_ones():
     training = Training(10 * kept_without(), ('blocks.0', 'blocks.0.layers', 'blocks.1'))
     assert not training.regions['blocks.0'].active
