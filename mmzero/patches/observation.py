@@ -98,7 +98,8 @@ class Observation:
         users = Counter(key for calls in self._calls.values() for key in calls.inputs)
         modules = {}
         for name, calls in self._calls.items():
-            inputs = sum(size for key, size in calls.inputs.items() if users[key] == 1)
+            # What is offloaded is not among what is kept.
+            inputs = sum(size for key, size in calls.inputs.items() if users[key] == 1 and key in self._kept.sizes)
             shared = sum(size for key, size in calls.kept_inputs if users[key] > 1)
             modules[name] = Measured(name, inputs, calls.kept - shared, calls.at_once, calls.seconds, calls.largest)
         other = self._kept.total - sum(module.inputs for module in modules.values())

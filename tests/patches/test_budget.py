@@ -6,6 +6,7 @@ from torch import nn
 
 from mmzero.config import CheckpointingConfig
 from mmzero.patches import Budget, KeptBytes, apply_patches
+from mmzero.patches.cheapest import cheapest
 from tests.patches.test_save import Operators
 
 WIDTH = 16
@@ -208,6 +209,28 @@ def test_of_nested_modules_the_inner_ones():
     assert not training.regions['blocks.0'].active
     training.step(), training.step()
     assert training.budget.choice.recomputed == frozenset()
+
+
+def test_a_frozen_module_keeps_nothing():
+    """Nor do its inputs stay, since there is nothing to recompute."""
+    training = Training(10 * kept_without(), BLOCKS)
+    for block in training.model.blocks[:3]:
+        block.requires_grad_(False)
+    training.step(), training.step()
+    needed = training.budget._other + sum(module.kept for module in training.budget._modules)
+    choice = cheapest(training.budget._modules, training.budget._other, needed + 100)
+    assert choice is not None and not choice.recomputed and choice.peak == needed
+
+
+def test_what_is_offloaded_is_not_on_the_device(monkeypatch):
+    monkeypatch.setattr('mmzero.patches.offload.SMALLEST', 1)
+    training = Training(10 * kept_without(), ())
+    training.regions = apply_patches(training.model, CheckpointingConfig(modules=BLOCKS, offload='cpu')).regions
+    training.budget = Budget(training.regions, 10 * kept_without(), lambda own: [own], lambda *_: None)
+    recomputing = [training.step() for _ in range(2)]
+    assert [module.inputs for module in training.budget._modules] == [0] * 6
+    assert recomputing == [training.budget._other] * 2 and recomputing[0] > 0
+    assert training.step() == pytest.approx(training.budget.choice.peak, rel=0.02)
 
 
 def test_a_tensor_that_many_modules_get():
