@@ -217,7 +217,9 @@ def test_an_input_that_its_caller_overwrites_is_told(hooks: str) -> None:
         out.backward()
 
 
-@pytest.mark.parametrize('tensor', [torch.ones(3), torch.ones(3, dtype=torch.complex64).conj(), torch.ones(1).expand(3)])
+@pytest.mark.parametrize(
+    'tensor', [torch.ones(3), torch.ones(3, dtype=torch.complex64).conj(), torch.ones(1).expand(3)]
+)
 def test_a_version_needs_no_memory(tensor: Tensor) -> None:
     version, before = version_of(tensor), tensor._version
     tensor[:1].detach().zero_()
