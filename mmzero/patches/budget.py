@@ -133,6 +133,10 @@ class Budget:
             f'recomputed are {len(choice.recomputed)}, which keeps {_size(choice.peak)} and repeats '
             f'{choice.seconds / forward:.0%} of their forwards: {", ".join(sorted(choice.recomputed)) or "none"}'
         )
+        unknown = sorted(self._regions.keys() - {module.name for module in self._modules})
+        if unknown:
+            # They were compiled, or no rank has run them.
+            lines.append(f'not measured, and recomputed as they were: {", ".join(unknown)}')
         return '; '.join(lines)
 
     def _tell_of_larger(self) -> None:

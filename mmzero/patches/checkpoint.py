@@ -122,12 +122,16 @@ class Region:
         return nullcontext()
 
     def _contexts(self, flat: list) -> dict[str, Any]:
-        """What forward and recompute run in; nothing where it may be, since torch's ``debug`` brings its own."""
-        if self.config.save == 'matmuls' and self.observe is None:
+        """What forward and recompute run in; nothing where it may be, since torch's ``debug`` brings its own.
+
+        A compiler takes but the contexts of ``save='matmuls'``.
+        """
+        observe = None if torch.compiler.is_compiling() else self.observe
+        if self.config.save == 'matmuls' and observe is None:
             return dict(context_fn=keeping_matmuls)
-        if self.observe is None:
+        if observe is None:
             return {}
-        contexts = [self.observe([item for item in flat if isinstance(item, Tensor)])]
+        contexts = [observe([item for item in flat if isinstance(item, Tensor)])]
         if self.config.save == 'matmuls':
             contexts.append(keeping_matmuls(self.see_selected))
         forward, recompute = (_All(each) for each in zip(*contexts, strict=True))

@@ -211,6 +211,18 @@ def test_of_nested_modules_the_inner_ones():
     assert training.budget.choice.recomputed == frozenset()
 
 
+def test_what_is_compiled_or_idle_stays_recomputed_and_is_told():
+    """torch.compile takes no contexts of a checkpoint but its own, so that such modules cannot be measured."""
+    training = Training(10 * kept_without(), BLOCKS)
+    training.model.blocks[1].compile(backend='eager')
+    training.model.blocks = training.model.blocks[:5]
+    for _ in range(4):
+        training.step()
+    assert training.recomputed == {'blocks.1', 'blocks.5'}
+    ((text, bad),) = training.texts
+    assert not bad and 'not measured, and recomputed as they were: blocks.1, blocks.5' in text
+
+
 def test_a_frozen_module_keeps_nothing():
     """Nor do its inputs stay, since there is nothing to recompute."""
     training = Training(10 * kept_without(), BLOCKS)
