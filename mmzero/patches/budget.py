@@ -28,7 +28,8 @@ class Budget:
 
     Args:
         regions (Mapping[str, Region]): What may be recomputed, by path. Of nested ones, the inner ones are.
-        memory (int): Bytes that may be kept for backward on a rank, with those of one recompute.
+        memory (int): Bytes that may be kept for backward on a rank, with those of one recompute; the least
+            that any rank gives counts.
         gather (Callable): Collective: from this rank's object to those of all ranks.
         report (Callable): Takes a text for the log, and whether it is a warning.
         units (Collection[str]): Paths of the engine's units. Defaults to none.
@@ -93,6 +94,8 @@ class Budget:
             self._summaries.append(self._observation.summary())
             if len(self._summaries) == MEASURED_ITERATIONS:
                 self._modules, self._other = combine(self._gather(self._summaries))
+                # Ranks that choose differently would wait for each other.
+                self.memory = min(self._gather(self.memory))
                 self._choose()
 
     def _choose(self) -> None:

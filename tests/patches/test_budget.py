@@ -162,6 +162,14 @@ def test_largest_of_all_ranks():
     assert len(alone.recomputed) < len(beside.recomputed)
 
 
+def test_smallest_memory_of_all_ranks():
+    """A config in Python may ask each card for its size; ranks that choose differently would hang."""
+    memory = 10 * kept_without()
+    training = Training(memory, BLOCKS, [lambda own: memory // 20 if own == memory else own])
+    training.step(), training.step()
+    assert training.budget.memory == memory // 20 and training.recomputed
+
+
 def test_more_is_kept_than_was_forecast():
     """As where a module keeps other tensors than the observed iterations have shown."""
     memory = kept_without() // 2
