@@ -95,8 +95,14 @@ class OffloadToHost:
         if tensor.device not in self._streams:
             self._streams[tensor.device] = torch.cuda.Stream(tensor.device)
         stored = _Stored(tensor, self._streams[tensor.device])
+        return _Moved(self._place(stored), stored, version_of(tensor), tensor._version)
+
+    def _place(self, stored: _Stored) -> int:
+        # What no backward has come to is gone by now.
+        while self._order and self._order[-1]() is None:
+            self._order.pop()
         self._order.append(weakref.ref(stored))
-        return _Moved(len(self._order) - 1, stored, version_of(tensor), tensor._version)
+        return len(self._order) - 1
 
     def _fetch(self, moved: '_Moved') -> Tensor:
         # The copy may have come too late.

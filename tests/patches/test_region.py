@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mmzero._compat import check_version, version_of
 from mmzero.config import CheckpointingConfig
-from mmzero.patches import Budget, KeptBytes, apply_patches, checkpoint_module
+from mmzero.patches import Budget, KeptBytes, OffloadToHost, apply_patches, checkpoint_module
 
 SAVES = ('inputs', 'matmuls')
 
@@ -253,3 +253,13 @@ def test_sparse_inputs(layout: torch.layout, config: dict) -> None:
         loss.backward()
         budget.after_step()
     assert budget.choice is not None
+
+
+def test_what_no_backward_comes_to_is_forgotten() -> None:
+    host = OffloadToHost()
+    stored: Any = [Mixer() for _ in range(3)]
+    assert [host._place(one) for one in stored] == [0, 1, 2]
+    del stored[1:]
+    gc.collect()
+    last: Any = Mixer()
+    assert host._place(last) == 1
