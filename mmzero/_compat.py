@@ -238,6 +238,24 @@ def before_phases(module: FSDPModule, call: Callable[[str], None]) -> None:
             _call_before(group, name, functools.partial(come_to, group, phase))
 
 
+def drop_gathered_ahead(module: FSDPModule) -> None:
+    """Drop what was gathered ahead for a unit that has not run since.
+
+    FSDP2 itself does so at the end of a backward alone. Remove once it has a public function for it.
+
+    Args:
+        module (FSDPModule): The unit.
+    """
+    for group in _param_groups(module):
+        result, group._all_gather_result = group._all_gather_result, None
+        if result is None:
+            continue
+        if result.all_gather_event is not None:
+            group.device_handle.current_stream().wait_event(result.all_gather_event)
+        if isinstance(result.all_gather_work, dist.Work):
+            result.all_gather_work.wait()
+
+
 @contextmanager
 def kept_gathered(module: FSDPModule) -> Iterator[None]:
     """Keep a unit gathered over forwards of it.
@@ -416,9 +434,50 @@ def saved_tensors_hooks_in_force() -> tuple[Callable[[torch.Tensor], Any], Calla
         tuple: Two functions; what keeps tensors as they are where there are none.
     """
     found = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return (_kept_as_it_is, _kept_as_it_is) if found is None else found[:2]
+    return (_kept_as_it_is, _given_back) if found is None else found[:2]
 
 
-def _kept_as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+def _kept_as_it_is(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     # An output that its own graph holds would never be freed without a backward.
-    return tensor if tensor.is_leaf else tensor.detach()
+    return (tensor if tensor.is_leaf else tensor.detach()), tensor._version
+
+
+def _given_back(kept: tuple[torch.Tensor, int]) -> torch.Tensor:
+    tensor, version = kept
+    check_version(tensor, version)
+    return tensor
+
+
+def check_version(tensor: torch.Tensor, version: int) -> None:
+    """Refuse what was overwritten since it was saved for backward, as autograd does where no hooks stand.
+
+    Under hooks autograd does not look, and gradients would be wrong. Remove once it does.
+
+    Args:
+        tensor (Tensor): What was saved, or shares its version.
+        version (int): Its version then.
+
+    Raises:
+        RuntimeError: If the version is another now.
+    """
+    if tensor._version != version:
+        raise RuntimeError(
+            f'a tensor that is needed for backward has been modified by an inplace operation: it is at version '
+            f'{tensor._version} instead of {version}. An input of a module that is recomputed is needed, too; write '
+            'out of place, or leave the module out of activation_checkpointing'
+        )
+
+
+def version_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Get a tensor without memory that shares another's version, to look at once that one's memory is gone.
+
+    Args:
+        tensor (Tensor): The tensor.
+
+    Returns:
+        Tensor: An empty one.
+    """
+    version = tensor.detach()
+    # Assigning data leaves the counter.
+    version.data = version.new_empty(0)
+    return version

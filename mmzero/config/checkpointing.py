@@ -24,7 +24,7 @@ def memory_size(value: Any) -> int | None:
     if value is None or type(value) is int and value > 0:
         return value
     found = re.fullmatch(r'(\d+(?:\.\d+)?) ?([a-zA-Z]+)', value) if isinstance(value, str) else None
-    if found and found[2] in _UNITS and (size := round(float(found[1]) * _UNITS[found[2]])) > 0:
+    if found and found[2] in _UNITS and len(found[1]) < 20 and (size := round(float(found[1]) * _UNITS[found[2]])) > 0:
         return size
     raise ValueError(f"expected bytes, or a number with one of {', '.join(_UNITS)}, such as '20GiB'")
 
@@ -113,10 +113,14 @@ class CheckpointingConfig:
 
 
 def _refuse_contradictions(config: CheckpointingConfig, path: str, faults: Faults) -> None:
-    if config.every > 1 and config.policy is None and not config.chooses:
+    if config.every > 1 and config.policy is None and (config.modules or not config.chooses):
         faults.add(f'{path}.every', 'counts what a policy chooses, and there is none; name one in policy')
     if config.save == 'all' and config.offload is None:
         faults.add(f'{path}.save', "got 'all', which recomputes nothing; it is for offload='cpu'")
+    if config.save == 'all':
+        for name in ('early_stop', 'preserve_rng_state', 'determinism_check', 'debug'):
+            if getattr(config, name) != getattr(CheckpointingConfig, name):
+                faults.add(f'{path}.{name}', "is for what is recomputed, and with save='all' nothing is; remove it")
     if config.save == 'matmuls' and config.offload is not None:
         faults.add(
             f'{path}.offload',

@@ -8,7 +8,8 @@ cheapest set is chosen, from the largest figures of all ranks, so that it is the
 is counted too. Where it keeps more than was forecast, the choice is made again with that much less.
 
 A later batch may be larger than those. A module that gets more bytes than were measured is recomputed for this time,
-on this rank, whatever was chosen, unless it holds units of its own: ranks would gather them in different numbers.
+on this rank, whatever was chosen, unless it holds units of its own, which ranks would gather in different numbers, or
+a SyncBatchNorm, in which they would wait for each other.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,7 +28,8 @@ class Budget:
 
     Args:
         regions (Mapping[str, Region]): What may be recomputed, by path. Of nested ones, the inner ones are.
-        memory (int): Bytes that may be kept for backward on a rank, with those of one recompute.
+        memory (int): Bytes that may be kept for backward on a rank, with those of one recompute; the least
+            that any rank gives counts.
         gather (Callable): Collective: from this rank's object to those of all ranks.
         report (Callable): Takes a text for the log, and whether it is a warning.
         units (Collection[str]): Paths of the engine's units. Defaults to none.
@@ -95,6 +97,8 @@ class Budget:
             self._summaries.append(self._observation.summary())
             if len(self._summaries) == MEASURED_ITERATIONS:
                 self._modules, self._other = combine(self._gather(self._summaries))
+                # Ranks that choose differently would wait for each other.
+                self.memory = min(self._gather(self.memory))
                 self._choose()
 
     def _choose(self) -> None:
@@ -108,7 +112,8 @@ class Budget:
         for module in self._modules:
             region = self._regions[module.name]
             region.active = module.name in choice.recomputed
-            region.largest = None if module.name in self._with_units else module.largest
+            is_alone = module.name not in self._with_units and not region.communicates
+            region.largest = module.largest if is_alone else None
         self._report(self._text(choice), self.is_done)
 
     def _check(self) -> None:
@@ -138,6 +143,10 @@ class Budget:
             f'{choice.seconds / forward:.0%} of the time of all their forwards again: '
             f'{", ".join(sorted(choice.recomputed)) or "none"}'
         )
+        unknown = sorted(self._regions.keys() - {module.name for module in self._modules})
+        if unknown:
+            # They were compiled, or no rank has run them.
+            lines.append(f'not measured, and recomputed as they were: {", ".join(unknown)}')
         return '; '.join(lines)
 
     def _tell_of_larger(self) -> None:

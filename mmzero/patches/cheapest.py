@@ -93,19 +93,21 @@ def cheapest(modules: Sequence[Measured], other: int, memory: int) -> Choice | N
     Returns:
         Choice, optional: The choice; None where nothing fits, with all recomputed.
     """
-    room = memory - other - sum(module.inputs for module in modules)
+    # A frozen module keeps less than its inputs, and is never recomputed.
+    least = [min(module.inputs, module.kept) for module in modules]
+    room = memory - other - sum(least)
     if room < 0:
         return None
     steps = min(STEPS, room)
     step = room / max(steps, 1) or 1.0
-    # Seconds that are saved at most, by the bytes which modules keep more than their inputs so far.
+    # Seconds that are saved at most, by the bytes which modules keep more than the least so far.
     saved = np.full(steps + 1, -np.inf)
     saved[0] = 0.0
     keeps = np.zeros((len(modules), steps + 1), dtype=bool)
     below = other
     for index, module in enumerate(modules):
-        below += module.inputs
-        cost = int(np.ceil(max(module.kept - module.inputs, 0) / step))
+        below += least[index]
+        cost = int(np.ceil((module.kept - least[index]) / step))
         keeping = np.full(steps + 1, -np.inf)
         if cost <= steps:
             keeping[cost:] = saved[: steps + 1 - cost] + module.seconds

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from mmzero.config import CheckpointingConfig
-from mmzero.patches.offload import OffloadToHost
+from mmzero.patches.offload import OffloadToHost, bytes_of
 from mmzero.patches.patch import CheckpointPatch, Undo
 from mmzero.patches.selective import keeping_matmuls, out_of_place
 
@@ -36,6 +36,7 @@ class Region:
         has_run (bool): Whether a forward with gradients has come to it.
         largest (int, optional): Where it is not active: bytes of tensors beyond which a call is recomputed anyway.
         has_outgrown (bool): Whether one was.
+        communicates (bool): Whether norms in it compute with those of other ranks, so that a recompute needs them, too.
         observe (Callable, optional): From the tensors that the module gets to contexts for a forward that is
             recomputed, and for its recompute.
         see_selected (Callable, optional): Is given the outputs that ``save='matmuls'`` keeps.
@@ -53,6 +54,7 @@ class Region:
         self.has_outgrown = False
         self.observe: Observe | None = None
         self.see_selected: Callable[[Any], None] | None = None
+        self.communicates = any('SyncBatchNorm' in type(layer).__name__ for layer in module.modules())
         self._has_norms = any(isinstance(layer, _NormBase) for layer in module.modules())
 
     def run(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], method: str = 'forward') -> Any:
@@ -110,7 +112,7 @@ class Region:
     def _outgrows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         if self.largest is None:
             return False
-        got = sum(item.nbytes for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor))
+        got = sum(bytes_of(item) for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor))
         self.has_outgrown |= got > self.largest
         return got > self.largest
 
@@ -120,12 +122,16 @@ class Region:
         return nullcontext()
 
     def _contexts(self, flat: list) -> dict[str, Any]:
-        """What forward and recompute run in; nothing where it may be, since torch's ``debug`` brings its own."""
-        if self.config.save == 'matmuls' and self.observe is None:
+        """What forward and recompute run in; nothing where it may be, since torch's ``debug`` brings its own.
+
+        A compiler takes but the contexts of ``save='matmuls'``.
+        """
+        observe = None if torch.compiler.is_compiling() else self.observe
+        if self.config.save == 'matmuls' and observe is None:
             return dict(context_fn=keeping_matmuls)
-        if self.observe is None:
+        if observe is None:
             return {}
-        contexts = [self.observe([item for item in flat if isinstance(item, Tensor)])]
+        contexts = [observe([item for item in flat if isinstance(item, Tensor)])]
         if self.config.save == 'matmuls':
             contexts.append(keeping_matmuls(self.see_selected))
         forward, recompute = (_All(each) for each in zip(*contexts, strict=True))

@@ -1,5 +1,7 @@
 """Counting the bytes that autograd keeps from forward to backward."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from mmzero._compat import saved_tensors_hooks_in_force
-from mmzero.patches.offload import is_parameter
+from mmzero.patches.offload import has_storage, is_parameter
 
 
 class KeptBytes:
@@ -17,8 +19,8 @@ class KeptBytes:
     recomputed region, is not seen, since it does not stay.
 
     Args:
-        holds (bool): Whether to hold what is added, where it would be freed and leave its address to others. Defaults
-            to False.
+        holds (bool): Whether to hold what is added while it is counted, where it would be freed and leave its address
+            to others. Defaults to False.
 
     Attributes:
         sizes (dict[int, int]): Bytes by address of the storage.
@@ -39,16 +41,12 @@ class KeptBytes:
         Args:
             tensor (Tensor): What is kept.
         """
-        if is_parameter(tensor) or tensor.is_meta or tensor.is_sparse:
+        if is_parameter(tensor) or tensor.is_meta or not has_storage(tensor):
             return
         storage = tensor.untyped_storage()
         self.sizes[storage.data_ptr()] = storage.nbytes()
         if self._held is not None:
             self._held.append(tensor.detach())
-
-    def release(self) -> None:
-        """Hold no longer what was added, which ends the counting: hooks live for as long as the graph."""
-        self._held = None
 
     def add_all(self, tree: Any) -> None:
         """Count the tensors of what an operator returns.
@@ -60,11 +58,12 @@ class KeptBytes:
             if isinstance(item, Tensor):
                 self.add(item)
 
-    def counting(self) -> saved_tensors_hooks:
+    @contextmanager
+    def counting(self) -> Iterator[None]:
         """The context of a forward; saved tensors are counted, and then kept as they would be.
 
-        Returns:
-            saved_tensors_hooks: The context.
+        Yields:
+            None: The forward runs inside; at its end, what is held is given up.
         """
         pack, unpack = saved_tensors_hooks_in_force()
 
@@ -72,4 +71,10 @@ class KeptBytes:
             self.add(tensor)
             return pack(tensor)
 
-        return saved_tensors_hooks(count, unpack)
+        try:
+            with saved_tensors_hooks(count, unpack):
+                yield
+        finally:
+            # Autograd keeps the hooks, and with them this, for as long as what they have packed.
+            if self._held is not None:
+                self._held.clear()

@@ -12,6 +12,7 @@ from torch import Tensor
 from mmzero.patches.cheapest import Measured
 from mmzero.patches.checkpoint import Observe
 from mmzero.patches.kept import KeptBytes
+from mmzero.patches.offload import bytes_of
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,8 @@ class Observation:
             inputs.add(tensor)
         _wait_for(tensors)
         start = time.perf_counter()
-        try:
-            with inside.counting():
-                yield
-        finally:
-            inside.release()
+        with inside.counting():
+            yield
         _wait_for(tensors)
         calls = self._calls.setdefault(name, _Calls())
         calls.seconds += time.perf_counter() - start
@@ -89,7 +87,7 @@ class Observation:
         calls.kept_inputs += [(key, size) for key, size in inside.sizes.items() if key in inputs.sizes]
         calls.kept += inside.total
         calls.at_once = max(calls.at_once, inside.total)
-        calls.largest = max(calls.largest, sum(tensor.nbytes for tensor in tensors))
+        calls.largest = max(calls.largest, sum(map(bytes_of, tensors)))
 
     def summary(self) -> Summary:
         """Say what was seen, once the forward has ended.
@@ -100,7 +98,8 @@ class Observation:
         users = Counter(key for calls in self._calls.values() for key in calls.inputs)
         modules = {}
         for name, calls in self._calls.items():
-            inputs = sum(size for key, size in calls.inputs.items() if users[key] == 1)
+            # What is offloaded is not among what is kept.
+            inputs = sum(size for key, size in calls.inputs.items() if users[key] == 1 and key in self._kept.sizes)
             shared = sum(size for key, size in calls.kept_inputs if users[key] > 1)
             modules[name] = Measured(name, inputs, calls.kept - shared, calls.at_once, calls.seconds, calls.largest)
         other = self._kept.total - sum(module.inputs for module in modules.values())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mmzero._compat import saved_tensors_hooks_in_force
+from mmzero._compat import check_version, saved_tensors_hooks_in_force, version_of
 
 SMALLEST = 2**16
 """Bytes below which a tensor stays on the GPU: the copy would cost more than it frees."""
@@ -80,9 +80,9 @@ class OffloadToHost:
         pack, unpack = saved_tensors_hooks_in_force()
 
         def pack_or_move(tensor: Tensor) -> Any:
-            if tensor.nbytes < SMALLEST or is_parameter(tensor):
+            if bytes_of(tensor) < SMALLEST or is_parameter(tensor):
                 return pack(tensor)
-            self.moved += tensor.nbytes
+            self.moved += bytes_of(tensor)
             return self._move(tensor.detach())
 
         return saved_tensors_hooks(
@@ -91,14 +91,22 @@ class OffloadToHost:
 
     def _move(self, tensor: Tensor) -> '_Moved':
         if not tensor.is_cuda:
-            return _Moved(0, tensor)
+            return _Moved(0, tensor, tensor, tensor._version)
         if tensor.device not in self._streams:
             self._streams[tensor.device] = torch.cuda.Stream(tensor.device)
         stored = _Stored(tensor, self._streams[tensor.device])
+        return _Moved(self._place(stored), stored, version_of(tensor), tensor._version)
+
+    def _place(self, stored: _Stored) -> int:
+        # What no backward has come to is gone by now.
+        while self._order and self._order[-1]() is None:
+            self._order.pop()
         self._order.append(weakref.ref(stored))
-        return _Moved(len(self._order) - 1, stored)
+        return len(self._order) - 1
 
     def _fetch(self, moved: '_Moved') -> Tensor:
+        # The copy may have come too late.
+        check_version(moved.counter, moved.version)
         if isinstance(moved.tensor, Tensor):
             return moved.tensor
         tensor = moved.tensor.take()
@@ -112,10 +120,36 @@ class OffloadToHost:
 
 
 class _Moved(NamedTuple):
-    """What autograd holds in the place of a tensor: itself on a CPU, else where it is."""
+    """What autograd holds in the place of a tensor: itself on a CPU, else where it is; and its version."""
 
     place: int
     tensor: Tensor | _Stored
+    counter: Tensor
+    version: int
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Say whether a tensor has memory that can be counted and copied.
+
+    Args:
+        tensor (Tensor): The tensor.
+
+    Returns:
+        bool: Whether it is neither sparse nor nested.
+    """
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Say how large a tensor is.
+
+    Args:
+        tensor (Tensor): The tensor.
+
+    Returns:
+        int: Bytes; none for what has no storage, which is left where it is and not counted.
+    """
+    return tensor.nbytes if has_storage(tensor) else 0
 
 
 def is_parameter(tensor: Tensor) -> bool:

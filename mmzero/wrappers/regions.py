@@ -22,13 +22,13 @@ def chosen_regions(model: nn.Module, config: CheckpointingConfig) -> tuple[str, 
         config (CheckpointingConfig): The config.
 
     Returns:
-        tuple[str, ...]: Paths of modules, in the order of the model; none without a policy, which for a budget is
-        :data:`DEFAULT_OF_BUDGET`.
+        tuple[str, ...]: Paths of modules, in the order of the model; none without a policy, which for a budget that
+        names no modules is :data:`DEFAULT_OF_BUDGET`.
 
     Raises:
         PlanError: If the policy cannot be built, chooses nothing, or names what is not in the model.
     """
-    if config.policy is None and not config.chooses:
+    if config.policy is None and (config.modules or not config.chooses):
         return ()
     try:
         policy = build_policy(config.policy or DEFAULT_OF_BUDGET)

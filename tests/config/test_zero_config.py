@@ -92,6 +92,10 @@ def test_all_faults_in_one_error():
         ),
         (dict(activation_checkpointing=dict(policy='AutoPolicy', every=0)), 'every: got 0; allowed: 1 for each'),
         (dict(activation_checkpointing=dict(save='all')), "save: got 'all', which recomputes nothing; it is for"),
+        (
+            dict(activation_checkpointing=dict(save='all', offload='cpu', early_stop=False)),
+            "early_stop: is for what is recomputed, and with save='all' nothing is",
+        ),
         (dict(activation_checkpointing=dict(save='some')), "save: got 'some'; allowed: 'inputs', 'matmuls', 'all'"),
         (dict(activation_checkpointing=dict(offload='nvme')), "offload: got 'nvme'; allowed: None, 'cpu'"),
         (
@@ -101,7 +105,10 @@ def test_all_faults_in_one_error():
         (dict(activation_checkpointing=dict(type='budget')), "type: got 'budget'; allowed: None, 'Budget'"),
         (dict(activation_checkpointing=dict(type='Budget')), 'memory: is missing; say what may be kept for backward'),
         (dict(activation_checkpointing=dict(memory='1GiB')), "memory: is for type='Budget'"),
-        (dict(activation_checkpointing=dict(type='Budget', memory='lots')), "memory: got 'lots'; expected bytes, or"),
+        (
+            dict(activation_checkpointing=dict(type='Budget', memory='9' * 400 + 'GiB')),
+            '; expected bytes, or a number with one of',
+        ),
         (
             dict(activation_checkpointing=dict(type='Budget', memory=1, save='matmuls')),
             "save: got 'matmuls'; a Budget recomputes modules whole",

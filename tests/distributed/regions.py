@@ -136,10 +136,14 @@ class Plan:
 
 
 def all_plans() -> list[Plan]:
-    """The whole product; DDP knows no units."""
+    """The whole product; DDP knows no units, and what recomputes nothing does not stop early."""
     choices = itertools.product(range(4), UNITS, REGIONS, ('inputs', 'matmuls', 'all'), (True, False), DTYPES)
     plans = [Plan(*choice) for choice in choices]
-    return [plan for plan in plans if plan.stage or plan.units == 'root']
+    return [
+        plan
+        for plan in plans
+        if (plan.stage or plan.units == 'root') and (plan.save != 'all' or plan.early_stop == Plan.early_stop)
+    ]
 
 
 def on_rank(plans: list[Plan]) -> Faults:

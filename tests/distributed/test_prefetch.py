@@ -85,23 +85,32 @@ def test_not_where_a_unit_runs_twice() -> None:
         assert all(events[:4] == ONE_BY_ONE[:4] for events in found)
 
 
-def loss_with_new_weights(after_val: bool) -> float:
+def fail(*_: Any) -> None:
+    raise ValueError('in a block')
+
+
+def loss_with_new_weights(before: str) -> float:
     model, optim, _ = wrapped()
     for step in range(2):
         model.train_step(toy_batch(step), optim)
-    if after_val:
+    # Each ends without a forward of the last block, which a gather ahead would leave with what it holds now.
+    if before == 'val':
         with torch.no_grad():
-            # Without the last block, which a gather ahead would leave with what it holds now.
             model.val_step(toy_batch(0))
+    elif before == 'error':
+        handle = model.module.blocks[1].register_forward_hook(fail)
+        with pytest.raises(ValueError, match='in a block'):
+            model.train_step(toy_batch(2), optim)
+        handle.remove()
     torch.manual_seed(5)
     model.load_state_dict({name: torch.randn(value.shape) for name, value in model.state_dict().items()})
     return float(model.train_step(toy_batch(7), optim)['loss'].detach())
 
 
-def both() -> list[float]:
-    return [loss_with_new_weights(after_val) for after_val in (False, True)]
+def all_of_them() -> list[float]:
+    return [loss_with_new_weights(before) for before in ('', 'val', 'error')]
 
 
-def test_weights_that_are_loaded_after_val_are_used() -> None:
-    for without, after_val in run_ranks(2, both):
-        assert without == after_val
+def test_weights_that_are_loaded_are_used() -> None:
+    for without, after_val, after_error in run_ranks(2, all_of_them):
+        assert without == after_val == after_error

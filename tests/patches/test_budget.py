@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmzero.config import CheckpointingConfig
 from mmzero.patches import Budget, KeptBytes, apply_patches
+from mmzero.patches.cheapest import cheapest
+from tests.patches.test_save import Operators
 
 WIDTH = 16
 
@@ -85,6 +87,19 @@ def test_half():
     assert 0 < len(training.recomputed) < 6
     ((text, bad),) = training.texts
     assert not bad and 'a budget of' in text and 'recomputed are' in text and sorted(training.recomputed)[0] in text
+
+
+def test_iterations_that_measure_keep_no_activations():
+    """A model that needs the budget would not survive them; hooks do not see what is held beside them."""
+    training = Training(10 * kept_without(), BLOCKS)
+    held = []
+    for _ in range(3):
+        with Operators() as operators, training.budget.forward():
+            loss = training.model(torch.ones(64, WIDTH))
+        held.append(operators.held())
+        loss.backward()
+        training.budget.after_step()
+    assert held[0] == held[1] < held[2] / 2
 
 
 def test_forecast_is_what_is_kept():
@@ -182,6 +197,14 @@ def test_largest_of_all_ranks():
     assert len(alone.recomputed) < len(beside.recomputed)
 
 
+def test_smallest_memory_of_all_ranks():
+    """A config in Python may ask each card for its size; ranks that choose differently would hang."""
+    memory = 10 * kept_without()
+    training = Training(memory, BLOCKS, [lambda own: memory // 20 if own == memory else own])
+    training.step(), training.step()
+    assert training.budget.memory == memory // 20 and training.recomputed
+
+
 def test_more_is_kept_than_was_forecast():
     """As where a module keeps other tensors than the observed iterations have shown."""
     memory = kept_without() // 2
@@ -213,11 +236,56 @@ def test_modules_that_hold_units_keep_to_the_choice():
     assert [region.largest for region in training.regions.values()] == [4096, None, 4096, 4096, 4096, 4096]
 
 
+@pytest.mark.parametrize('norm', [nn.SyncBatchNorm, type('NaiveSyncBatchNorm', (nn.Identity,), {})])
+def test_modules_whose_norms_communicate_keep_to_the_choice(norm):
+    """A recompute on one rank alone would wait for the others."""
+    training = Training(10 * kept_without(), ())
+    training.model.blocks[2].norm = norm(4)
+    training.regions = apply_patches(training.model, CheckpointingConfig(modules=BLOCKS)).regions
+    training.budget = Budget(training.regions, 10 * kept_without(), lambda own: [own], lambda *_: None)
+    training.step(), training.step()
+    assert [region.largest for region in training.regions.values()] == [4096, 4096, None, 4096, 4096, 4096]
+
+
 def test_of_nested_modules_the_inner_ones():
     training = Training(10 * kept_without(), ('blocks.0', 'blocks.0.layers', 'blocks.1'))
     assert not training.regions['blocks.0'].active
     training.step(), training.step()
     assert training.budget.choice.recomputed == frozenset()
+
+
+def test_what_is_compiled_or_idle_stays_recomputed_and_is_told():
+    """torch.compile takes no contexts of a checkpoint but its own, so that such modules cannot be measured."""
+    training = Training(10 * kept_without(), BLOCKS)
+    training.model.blocks[1].compile(backend='eager')
+    training.model.blocks = training.model.blocks[:5]
+    for _ in range(4):
+        training.step()
+    assert training.recomputed == {'blocks.1', 'blocks.5'}
+    ((text, bad),) = training.texts
+    assert not bad and 'not measured, and recomputed as they were: blocks.1, blocks.5' in text
+
+
+def test_a_frozen_module_keeps_nothing():
+    """Nor do its inputs stay, since there is nothing to recompute."""
+    training = Training(10 * kept_without(), BLOCKS)
+    for block in training.model.blocks[:3]:
+        block.requires_grad_(False)
+    training.step(), training.step()
+    needed = training.budget._other + sum(module.kept for module in training.budget._modules)
+    choice = cheapest(training.budget._modules, training.budget._other, needed + 100)
+    assert choice is not None and not choice.recomputed and choice.peak == needed
+
+
+def test_what_is_offloaded_is_not_on_the_device(monkeypatch):
+    monkeypatch.setattr('mmzero.patches.offload.SMALLEST', 1)
+    training = Training(10 * kept_without(), ())
+    training.regions = apply_patches(training.model, CheckpointingConfig(modules=BLOCKS, offload='cpu')).regions
+    training.budget = Budget(training.regions, 10 * kept_without(), lambda own: [own], lambda *_: None)
+    recomputing = [training.step() for _ in range(2)]
+    assert [module.inputs for module in training.budget._modules] == [0] * 6
+    assert recomputing == [training.budget._other] * 2 and recomputing[0] > 0
+    assert training.step() == pytest.approx(training.budget.choice.peak, rel=0.02)
 
 
 def test_a_tensor_that_many_modules_get():

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -27,8 +28,11 @@ def all_choices(modules, other):
 
 @pytest.mark.parametrize('seed', range(8))
 @pytest.mark.parametrize('share', [0.45, 0.6, 0.8, 0.95])
-def test_as_cheap_as_the_best_of_all_sets(seed, share):
+@pytest.mark.parametrize('frozen', [0, 3])
+def test_as_cheap_as_the_best_of_all_sets(seed, share, frozen):
     modules, other = modules_at_random(seed), 300
+    # They keep nothing, whatever their inputs are.
+    modules[2 : 2 + frozen] = [replace(module, kept=0, at_once=0) for module in modules[2 : 2 + frozen]]
     memory = int(share * peak_of(modules, other, frozenset()))
     fitting = [choice for choice in all_choices(modules, other) if choice.peak <= memory]
     found = cheapest(modules, other, memory)

@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.autograd.graph import saved_tensors_hooks
 
+from mmzero._compat import check_version, version_of
 from mmzero.config import CheckpointingConfig
-from mmzero.patches import checkpoint_module
+from mmzero.patches import Budget, KeptBytes, OffloadToHost, apply_patches, checkpoint_module
 
 SAVES = ('inputs', 'matmuls')
 
@@ -189,3 +191,75 @@ def test_compiled_region_is_one_graph(save: str, layers: tuple) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-6, atol=1e-6)
     for mine, theirs in zip(patched.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+class Shift(nn.Module):
+    """Has no use for its inputs in backward, but a recompute has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(300))
+
+    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
+        return ((x + offset) * self.weight).sin()
+
+
+@pytest.mark.parametrize('hooks', ['none', 'offload', 'counted', 'counted and offload'])
+def test_an_input_that_its_caller_overwrites_is_told(hooks: str) -> None:
+    """Hooks on saved tensors hide it from autograd, which would compute wrong gradients."""
+    module = Shift()
+    checkpoint_module(module, CheckpointingConfig(offload='cpu' if 'offload' in hooks else None))
+    offset = torch.zeros(300, 300)
+    with KeptBytes().counting() if 'counted' in hooks else nullcontext():
+        out = module(torch.ones(300, 300), offset).sum()
+    offset.add_(1)
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        out.backward()
+
+
+@pytest.mark.parametrize(
+    'tensor', [torch.ones(3), torch.ones(3, dtype=torch.complex64).conj(), torch.ones(1).expand(3)]
+)
+def test_a_version_needs_no_memory(tensor: Tensor) -> None:
+    version, before = version_of(tensor), tensor._version
+    tensor[:1].detach().zero_()
+    assert not version.untyped_storage().nbytes()
+    with pytest.raises(RuntimeError, match='at version 1 instead of 0'):
+        check_version(version, before)
+
+
+class Sparse(nn.Module):
+    """Gets a matrix that is not strided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(300, 300)
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        return graph @ self.linear(x).tanh()
+
+
+@pytest.mark.parametrize('layout', [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize('config', [dict(), dict(offload='cpu'), dict(offload='cpu', save='all')])
+@pytest.mark.filterwarnings('ignore:Sparse')
+def test_sparse_inputs(layout: torch.layout, config: dict) -> None:
+    """They have no storage and no number of bytes; a budget counts neither."""
+    graph, module = torch.eye(300).to_sparse(layout=layout), Sparse()
+    regions = apply_patches(nn.Sequential(module), CheckpointingConfig(modules=('0',), **config)).regions
+    budget = Budget(regions, 10**9, lambda own: [own], lambda *_: None)
+    for _ in range(4):
+        with budget.forward():
+            loss = module(torch.ones(300, 300), graph).sum()
+        loss.backward()
+        budget.after_step()
+    assert budget.choice is not None
+
+
+def test_what_no_backward_comes_to_is_forgotten() -> None:
+    host = OffloadToHost()
+    stored: Any = [Mixer() for _ in range(3)]
+    assert [host._place(one) for one in stored] == [0, 1, 2]
+    del stored[1:]
+    gc.collect()
+    last: Any = Mixer()
+    assert host._place(last) == 1

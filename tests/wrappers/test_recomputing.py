@@ -50,6 +50,14 @@ def test_policy_that_cannot_be_used(policy, fault):
     assert fault in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ('fields', 'regions'), [({}, ('blocks.0', 'blocks.1', 'blocks.2')), (dict(modules=('stem',)), ())]
+)
+def test_a_budget_chooses_among_what_is_named(fields, regions):
+    """Its default policy would add others, and the blocks in a named module would take its place."""
+    assert chosen_regions(ToyModel(), CheckpointingConfig(type='Budget', memory=1000, **fields)) == regions
+
+
 def test_module_whose_forward_is_never_called_is_told(wrap, optim_of, monkeypatch):
     texts = []
     monkeypatch.setattr(mmzero.wrappers.model, 'print_log', lambda text, level, **_: texts.append((level, text)))

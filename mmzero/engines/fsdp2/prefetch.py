@@ -4,13 +4,16 @@
 A host that runs ahead of its GPU issues the next unit's all-gather in time by itself. Where it does not, since a
 detector reads values from the GPU (assigners, ``.item()``), asking for it earlier lets it overlap; the memory is the
 same (``FSDPModule.set_modules_to_forward_prefetch``). A unit that is gathered ahead and then not run would compute with
-old weights later. In training FSDP2 drops at the end of backward what was gathered in vain; any other forward has no
-such end, so that nothing is gathered ahead there, nor where the first iteration ran a unit twice.
+old weights later. FSDP2 drops at the end of a backward what was gathered in vain, but a forward that fails has none; so
+it is dropped at the end of the forward. Any forward but those of training gathers nothing ahead, nor does any where the
+first iteration ran a unit twice.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from mmzero._compat import drop_gathered_ahead
 
 
 class ForwardPrefetch:
@@ -46,8 +49,9 @@ class ForwardPrefetch:
         try:
             yield
         finally:
-            for unit, _ in self._pairs:
+            for unit, after in self._pairs:
                 unit.set_modules_to_forward_prefetch([])
+                drop_gathered_ahead(after)
 
 
 @contextmanager
