@@ -153,6 +153,9 @@ def _is_method(module: nn.Module, name: str) -> bool:
 def entered_by(model: nn.Module, found: dict[str, Reach], names: Iterable[str]) -> dict[str, list[str]]:
     """Find methods other than forward by which units are entered and that compute with their parameters.
 
+    A call that cannot be resolved (DetectoRS runs ``layer.rfp_forward`` for layers that it gets by their names) may be
+    of any unit whose class has such a method.
+
     Args:
         model (nn.Module): The model.
         found (dict[str, Reach]): What its code reaches.
@@ -162,12 +165,31 @@ def entered_by(model: nn.Module, found: dict[str, Reach], names: Iterable[str]) 
         dict[str, list[str]]: Methods by unit, without such as only call the unit itself, ``self(...)``.
     """
     entered: dict[str, list[str]] = {}
+    mentioned = _mentioned_in_runs(model)
     for name in names:
         module = model.get_submodule(name)
-        methods = [method for method in (found[name].methods if name in found else ()) if _computes(module, method)]
+        known = [*found[name].methods] if name in found else []
+        others = set().union(*(words for cls, words in mentioned.items() if not isinstance(module, cls)))
+        known += sorted(word for word in others - set(known) if _is_own_method(module, word))
+        methods = [method for method in known if _computes(module, method)]
         if methods:
             entered[name] = methods
     return entered
+
+
+def _mentioned_in_runs(model: nn.Module) -> dict[type, set[str]]:
+    """What each class mentions in methods that forward may lead to."""
+    run = _methods_run(model)
+    return {
+        cls: set().union(*(words for method, words in mentions_of(cls).items() if method in run))  # type: ignore[arg-type]
+        for cls in {type(module) for module in model.modules()}
+    }
+
+
+def _is_own_method(module: nn.Module, name: str) -> bool:
+    """Whether it is a method that a class of its own defines, and that its own code does not call."""
+    own = mentions_of(type(module))  # type: ignore[arg-type]
+    return name in own and _is_method(module, name) and not any(name in words for words in own.values())
 
 
 def _computes(module: nn.Module, method: str) -> bool:

@@ -121,6 +121,45 @@ class UsesScorer(nn.Module):
         return self.scorer.score(self.scorer.twice(x)) / self.scorer.width()
 
 
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self._inner(x)
+
+    def again(self, x):
+        return self.linear(x)
+
+    def _inner(self, x):
+        return self.linear(x)
+
+    def never(self, x):
+        return self.linear(x)
+
+
+class ByName(nn.Module):
+    """Runs its layers by their names, once by forward and once by another method, as DetectoRS does."""
+
+    def __init__(self):
+        super().__init__()
+        self.stage = nn.Sequential(Layer(), Layer())
+        self.names = ['stage']
+
+    def forward(self, x):
+        for name in self.names:
+            x = getattr(self, name)(x)
+            for layer in getattr(self, name):
+                x = layer.again(x)
+        return x
+
+
+def test_methods_of_what_is_got_by_its_name():
+    *_, unit = (unit for unit in ModuleClassPolicy(['Layer'])(ByName()).units if unit.name)
+    assert unit.methods == ('again',)
+
+
 def test_methods_by_which_a_unit_is_entered():
     """Such as only call the unit, or look at its shapes, need nothing gathered."""
     *_, unit = (unit for unit in ModuleNamePolicy(['scorer'])(UsesScorer()).units if unit.name)
