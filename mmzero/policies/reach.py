@@ -10,7 +10,7 @@ from torch import nn
 from mmzero.policies.plan import first_names
 from mmzero.policies.source_reader import Use
 from mmzero.policies.source_values import EACH, PART, PICKED
-from mmzero.policies.sources import mentions_of, uses_in, uses_of
+from mmzero.policies.sources import mentions_of, own_calls_of, uses_in, uses_of
 
 
 @dataclass
@@ -188,8 +188,8 @@ def _mentioned_in_runs(model: nn.Module) -> dict[type, set[str]]:
 
 def _is_own_method(module: nn.Module, name: str) -> bool:
     """Whether it is a method that a class of its own defines, and that its own code does not call."""
-    own = mentions_of(type(module))  # type: ignore[arg-type]
-    return name in own and _is_method(module, name) and not any(name in words for words in own.values())
+    own = own_calls_of(type(module))  # type: ignore[arg-type]
+    return name in own and _is_method(module, name) and not any(name in called for called in own.values())
 
 
 def _computes(module: nn.Module, method: str) -> bool:

@@ -67,6 +67,19 @@ def mentions_of(cls: type) -> dict[str, frozenset[str]]:
     return words
 
 
+@cache
+def own_calls_of(cls: type) -> dict[str, set[str]]:
+    """What the methods of a class call or read on self, by name.
+
+    Args:
+        cls (type): The class of a module.
+
+    Returns:
+        dict[str, set[str]]: By method, attributes of self.
+    """
+    return _read(cls)[1]
+
+
 def _picks_attribute(call: ast.Call) -> bool:
     is_getattr = isinstance(call.func, ast.Name) and call.func.id == 'getattr'
     return is_getattr and len(call.args) > 1 and not isinstance(call.args[1], ast.Constant)
