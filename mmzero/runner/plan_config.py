@@ -8,7 +8,7 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
-from mmzero.config import Faults, ZeroConfig, read_zero_config
+from mmzero.config import CheckpointingConfig, Faults, ZeroConfig, read_zero_config
 from mmzero.config.reader import optional_dtype
 from mmzero.engines import build_engine, plan_units
 from mmzero.errors import ConfigError
@@ -102,7 +102,7 @@ def prepare_plan(cfg: Mapping, name: str, *, world_size: int, stage: int | None 
         raise RuntimeError('no model and no fault')
     regions = check_regions(dict(cfg), config.activation_checkpointing, model, faults)
     faults.raise_if_any()
-    if config.activation_checkpointing.is_asked:
+    if config.activation_checkpointing != CheckpointingConfig():
         remarks.append(f'recomputed in backward, which these figures do not depend on: {regions}')
     return PlannedConfig(name, model, config, _micro_batches(cfg.get('optim_wrapper')), tuple(remarks))
 

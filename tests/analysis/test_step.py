@@ -195,3 +195,19 @@ def test_table_json_and_picture(tmp_path: Path) -> None:
 
     picture = Image.open(tmp_path / 'step.png')
     assert picture.size[0] > 800 and len(picture.convert('RGB').getcolors(1 << 24)) > 6
+
+
+def under_a_budget() -> tuple[StepReport, bool]:
+    """Measure a model whose budget has yet to choose."""
+    torch.manual_seed(0)
+    budget = dict(type='Budget', memory='1GiB', policy=LAYERS)
+    wrapped = ZeroModelWrapper(module=TinyViT(width=64), wrap_policy=LAYERS, activation_checkpointing=budget)
+    optim = ZeroOptimWrapper(torch.optim.AdamW(wrapped.parameters(), lr=1e-3))
+    report = measure_step(wrapped, optim, lambda: image_batch(0))
+    return report, wrapped.budget.is_done and not wrapped.budget.choice.recomputed
+
+
+def test_a_budget_has_chosen_before_a_step_is_measured() -> None:
+    """What fits keeps its activations, as without a budget."""
+    for report, keeps_all in run_ranks(2, under_a_budget):
+        assert keeps_all and report.collectives

@@ -12,12 +12,6 @@ import mmzero  # noqa: F401
 from mmzero.errors import ConfigError
 from mmzero.runner import build_runner
 from mmzero.wrappers import ZeroModelWrapper
-from tests.runs import digits_config
-
-
-@pytest.fixture
-def config(digits: str, tmp_path: Any) -> Any:
-    return digits_config(digits, str(tmp_path))
 
 
 def faults_of(cfg: Any) -> str:

@@ -197,3 +197,16 @@ def test_a_config_of_an_installed_package() -> None:
     assert cfg.model.type == 'RetinaNet'
     with pytest.raises(ConfigError, match='cannot be read'):
         load_config('mmdet::retinanet/retinanet_r500.py')
+
+
+def test_what_is_recomputed_is_told_and_checked() -> None:
+    _, _, remarks = plans(activation_checkpointing=['blocks.0', 'stem'])
+    assert remarks == ['toy.py: recomputed in backward, which these figures do not depend on: 1 x Block, 1 x Linear']
+    with pytest.raises(ConfigError) as caught:
+        plans(model_wrapper_cfg=dict(activation_checkpointing=['block.0', 'stm']))
+    for part in (
+        'model_wrapper_cfg.activation_checkpointing: ToyModel ',
+        "has no module 'block.0'; did you mean 'blocks.0'",
+        "has no module 'stm'; did you mean 'stem'",
+    ):
+        assert part in str(caught.value)

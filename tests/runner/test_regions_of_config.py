@@ -10,15 +10,9 @@ import mmzero  # noqa: F401
 from mmzero import ZeroModelWrapper
 from mmzero.errors import ConfigError, PlanError
 from tests.models import DINO_BLOCKS, ToyModel, tiny_dino
-from tests.runs import digits_config
 from tests.vectors import vector_runner
 
 BLOCKS = dict(type='ModuleClassPolicy', classes=['Block'])
-
-
-@pytest.fixture
-def config(digits: str, tmp_path: Any) -> Any:
-    return digits_config(digits, str(tmp_path))
 
 
 def faults_of(cfg: Any) -> str:
