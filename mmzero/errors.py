@@ -30,6 +30,10 @@ class PlanError(ZeroError):
     """A wrap plan that does not fit the model."""
 
 
+class NonFiniteError(ZeroError):
+    """Gradients that are not finite, step after step."""
+
+
 class RanksPartedError(ZeroError):
     """Ranks that have come to different places, and would wait for each other."""
 

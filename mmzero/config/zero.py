@@ -142,6 +142,11 @@ class ZeroConfig:
         broadcast_buffers (bool): As DDP's argument, stage 0 only; other stages refuse it. Defaults to False,
             as MMEngine sets it.
         static_graph (bool, optional): DDP's own argument, stage 0 only. Defaults to None.
+        no_sync (bool): Whether gradients of micro-batches before the last stay where they are, unsharded, so that
+            each unit reduces once per optimizer step: 4 bytes per parameter more on every rank. Stage 3 only, since
+            stages 0 and 1 do it by themselves, and stage 2 would be stage 1. Defaults to False.
+        detect_anomaly (bool): Whether a step that is skipped for gradients that are not finite is told with the module
+            in which nan or inf began; costs a pass over every output and gradient of a module. Defaults to False.
         expandable_segments (bool): Whether CUDA's allocator grows its segments, so that memory is not lost between
             blocks of many sizes, as images of many sizes and gathered units are. Nothing to do on a CPU. Defaults to
             False: as ``PYTORCH_ALLOC_CONF`` says.
@@ -163,6 +168,8 @@ class ZeroConfig:
     find_unused_parameters: bool = option(False, flag)
     broadcast_buffers: bool = option(False, flag)
     static_graph: bool | None = option(None, optional_flag)
+    no_sync: bool = option(False, flag)
+    detect_anomaly: bool = option(False, flag)
     expandable_segments: bool = option(False, flag)
     watch: float | None = option(60.0, optional_seconds)
 
@@ -185,6 +192,9 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     if config.stage != cfg.get('stage', config.stage):
         return config
     check_overrides(config.overrides, config.stage, f'{path}.overrides', faults)
+    if config.no_sync and config.stage != 3:
+        advice = 'is what stage=1 does; say that' if config.stage == 2 else 'is done by itself; remove it'
+        faults.add(f'{path}.no_sync', f'at stage={config.stage} it {advice}')
     if config.stage == 0:
         _refuse_at_stage_0(config, path, faults)
     else:

@@ -1,6 +1,6 @@
 """Engines shard, synchronise, clip and step; each stage's rules live in its engine, once."""
 
-from mmzero.engines.base import Clip, Engine, engine_of
+from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, engine_of
 from mmzero.engines.build import build_engine
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.loops import Loop, failed
@@ -16,6 +16,8 @@ __all__ = [
     'Engine',
     'Forecast',
     'Loop',
+    'StepOptions',
+    'StepOutcome',
     'accept_whole_tensors',
     'build_engine',
     'engine_of',

@@ -25,9 +25,9 @@ Per micro-batch:
 
 Per optimizer step, after the last micro-batch:
 
- 8. ``step(clip)`` completes the gradients, scales them back, clips them, steps, and returns their norm before clipping.
-    It is one call, since DeepSpeed clips within its step and knows the norm only afterwards. In float16 a step is
-    skipped on every rank where a gradient of any rank overflowed.
+ 8. ``step(options)`` completes the gradients, scales them back, clips them, steps, and tells their norm before
+    clipping. It is one call, since DeepSpeed clips within its step and knows the norm only afterwards. Where a gradient
+    of any rank is not finite, every rank skips the step: in float16 always, otherwise if the options say so.
  9. ``optimizer.zero_grad()`` is MMEngine's own call on the bound optimizer; after it no gradient is left.
 
 In val and test: ``following_forwards`` around a loop of which ranks may have different numbers of forwards; where an
@@ -38,7 +38,7 @@ from what was loaded. ``scaler_state`` is the same on every rank and needs no co
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mmzero.config import LossScale, ZeroConfig
+from mmzero.engines.anomalies import Anomalies
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.loops import Loop
 from mmzero.engines.state import (
@@ -103,6 +104,40 @@ class Clip:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """What one optimizer step does besides stepping.
+
+    Args:
+        clip (Clip, optional): How gradients are clipped. Defaults to None: not at all.
+        skip_nonfinite (bool): Whether nothing moves where a gradient of any rank is not finite; in float16 it never
+            does. Costs nothing where gradients are clipped by norm, else one all-reduce of a scalar, and the host
+            waits for it. Defaults to False.
+        parts (Mapping[str, Sequence[nn.Parameter]]): Parts of the model whose own norms are wanted, by name. One
+            all-reduce for all of them.
+    """
+
+    clip: Clip | None = None
+    skip_nonfinite: bool = False
+    parts: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one optimizer step did; the same on every rank.
+
+    Args:
+        norm (float, optional): Where gradients are clipped by their norm, the norm before clipping that DDP would see;
+            None otherwise, and where no parameter has a gradient.
+        norms (dict[str, float]): Norms before clipping of the parts that were asked for.
+        skipped (str, optional): Why nothing moved: which gradients are not finite. None where the optimizer stepped.
+    """
+
+    norm: float | None = None
+    norms: dict[str, float] = field(default_factory=dict)
+    skipped: str | None = None
+
+
 class Engine(ABC):
     """Sharding of one model, and the step of its optimizer.
 
@@ -122,6 +157,7 @@ class Engine(ABC):
         self.device = device
         self.model: nn.Module | None = None
         self.optimizer: Optimizer | None = None
+        self.anomalies: Anomalies | None = None
 
     def complete_plan(self, model: nn.Module, plan: WrapPlan) -> WrapPlan:
         """Add to a plan what the engine needs to train it; before a process group exists.
@@ -203,6 +239,8 @@ class Engine(ABC):
         self.model = model
         for param in model.parameters():
             _ENGINES[param] = self
+        if self.config.detect_anomaly:
+            self.anomalies = Anomalies(model)
 
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         """Take the optimizer that was built on the sharded parameters.
@@ -247,16 +285,15 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def step(self, clip: Clip | None = None, **kwargs: Any) -> Tensor | None:
+    def step(self, options: StepOptions | None = None, **kwargs: Any) -> StepOutcome:
         """Complete the gradients, clip them and step the optimizer. Collective.
 
         Args:
-            clip (Clip, optional): How gradients are clipped. Defaults to None: not at all.
+            options (StepOptions, optional): What else is done. Defaults to None: nothing.
             **kwargs: As ``torch.optim.Optimizer.step``.
 
         Returns:
-            Tensor or None: Where gradients are clipped by their norm, the norm before clipping that DDP would see,
-            0-dim, the same on every rank; None otherwise, and where no parameter has a gradient.
+            StepOutcome: What was done.
         """
 
     def reduced_precision(self) -> AbstractContextManager:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 from typing_extensions import override
 
 from mmzero._compat import ddp_buffer_arguments
@@ -85,8 +86,8 @@ class DDPEngine(ParamGradEngine):
             self._forward.require_backward_grad_sync = is_last
 
     @override
-    def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(params, **kwargs)
+    def total_norm(self, params: list[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
+        return get_total_norm([param.grad for param in params if param.grad is not None], norm_type, foreach=foreach)
 
 
 def _buckets(plan: WrapPlan) -> int:

@@ -1,16 +1,23 @@
 """Engines that leave gradients in ``param.grad``, where torch's own optimizers and clipping find them."""
 
+import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from mmzero.config import LossScale
-from mmzero.engines.base import Clip, Engine, assert_bound
+from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, assert_bound
+from mmzero.engines.gradients import any_nonfinite, describe_nonfinite, norms_by_part
 from mmzero.engines.loss_scaler import LossScaler
+
+_ALL = ''
+"""The name of all parameters together, among those of parts."""
 
 
 class ParamGradEngine(Engine):
@@ -23,24 +30,52 @@ class ParamGradEngine(Engine):
         if loss_scale is not None:
             self.scaler = LossScaler(self.device, loss_scale, sharded=self.shards)
             self.scaler.check(optimizer)
+        self._losses: list[Tensor] = []
         return super().bind(optimizer)
 
     @override
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        if self.optimizer is not None:
+            self._losses.append(loss.detach())
         super().backward(loss if self.scaler is None else self.scaler.scale(loss), **kwargs)
 
     @override
-    def step(self, clip: Clip | None = None, **kwargs: Any) -> Tensor | None:
+    def step(self, options: StepOptions | None = None, **kwargs: Any) -> StepOutcome:
         assert_bound(self)
+        options = options or StepOptions()
         self.finish_gradients()
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
-        norm = None if clip is None else self._clip(clip)
-        if self.scaler is None or not self.scaler.has_overflowed():
+        params = self._with_gradients()
+        norms = self._norms(params, options)
+        if _ALL in norms:
+            # Before they are read, so that the device goes on.
+            self._clip_norm(params, options, norms[_ALL])
+        found = any_nonfinite(params, self.device, self.shards) if self._looks(options, norms) else None
+        values = _read(norms)
+        skipped = self._why_skipped() if self._is_skipped(options, found, values.get(_ALL)) else None
+        if skipped is None:
+            if options.clip is not None and options.clip.by == 'value':
+                for kind in self.kinds(params):
+                    torch.nn.utils.clip_grad_value_(kind, **options.clip.options)
             self.optimizer.step(**kwargs)  # type: ignore[union-attr]
         if self.scaler is not None:
             self.scaler.update()
-        return norm
+        self._losses.clear()
+        if self.anomalies is not None:
+            self.anomalies.clear()
+        return StepOutcome(values.pop(_ALL, None), values, skipped)
+
+    def _looks(self, options: StepOptions, norms: dict[str, Tensor]) -> bool:
+        """Whether neither the norm nor the scaler tells if gradients are finite, and somebody wants to know."""
+        return options.skip_nonfinite and self.scaler is None and _ALL not in norms
+
+    def _is_skipped(self, options: StepOptions, found: Tensor | None, norm: float | None) -> bool:
+        if self.scaler is not None:
+            return self.scaler.has_overflowed()
+        if found is not None:
+            return bool(found.item())
+        return options.skip_nonfinite and norm is not None and not math.isfinite(norm)
 
     @override
     def scaler_state(self) -> dict[str, Any]:
@@ -51,36 +86,69 @@ class ParamGradEngine(Engine):
         if self.scaler is not None:
             self.scaler.load_state_dict(state)
 
-    def _clip(self, clip: Clip) -> Tensor | None:
+    def _with_gradients(self) -> list[nn.Parameter]:
         groups = self.optimizer.param_groups  # type: ignore[union-attr]
-        params = [param for group in groups for param in group['params'] if param.grad is not None]
-        if not params:
-            return None
-        if clip.by == 'value':
-            self.clip_value(params, **clip.options)
-            return None
-        return self.clip_norm(params, **clip.options)
+        return [param for group in groups for param in group['params'] if param.grad is not None]
+
+    def _norms(self, params: list[nn.Parameter], options: StepOptions) -> dict[str, Tensor]:
+        """The norms before clipping that are wanted, of all parameters and of parts."""
+        clip, norms = options.clip, {}
+        norm_type = float(clip.options.get('norm_type', 2.0)) if clip is not None else 2.0
+        if clip is not None and clip.by == 'norm' and params:
+            norms[_ALL] = self.total_norm(params, norm_type, clip.options.get('foreach'))
+            if clip.options.get('error_if_nonfinite') and not torch.isfinite(norms[_ALL]):
+                raise RuntimeError(
+                    f'the gradient norm of order {norm_type} is {float(norms[_ALL])}, so gradients cannot be clipped'
+                )
+        if options.parts:
+            norms.update(norms_by_part(options.parts, norm_type, self.device))
+        return norms
+
+    def _clip_norm(self, params: list[nn.Parameter], options: StepOptions, norm: Tensor) -> None:
+        if options.skip_nonfinite or self.scaler is not None:
+            # What is skipped stays as it is, so that it can be told which gradients are not finite.
+            norm = torch.where(torch.isfinite(norm), norm, torch.zeros_like(norm))
+        clip: Clip = options.clip  # type: ignore[assignment]
+        for kind in self.kinds(params):
+            clip_grads_with_norm_(kind, clip.options['max_norm'], norm, clip.options.get('foreach'))
+
+    def _why_skipped(self) -> str:
+        trained = {param for group in self.optimizer.param_groups for param in group['params']}  # type: ignore[union-attr]
+        named = self.model.named_parameters()  # type: ignore[union-attr]
+        names: Mapping[Tensor, str] = {param: name for name, param in named if param in trained and param.requires_grad}
+        why = describe_nonfinite(names, self.device, self._losses)
+        return why if self.anomalies is None else f'{why}; {self.anomalies.describe()}'
 
     def finish_gradients(self) -> None:  # noqa: B027
         """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""
 
-    def clip_value(self, params: list[nn.Parameter], **kwargs: Any) -> None:
-        """Clip each element of the gradients.
+    def kinds(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Part parameters into lists that torch's kernels for lists of tensors take.
 
         Args:
-            params (list[nn.Parameter]): Parameters with a gradient on any rank.
-            **kwargs: ``clip_value`` and the rest of ``torch.nn.utils.clip_grad_value_``.
-        """
-        torch.nn.utils.clip_grad_value_(params, **kwargs)
-
-    @abstractmethod
-    def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
-        """Clip gradients by their global norm.
-
-        Args:
-            params (list[nn.Parameter]): Parameters with a gradient on any rank.
-            **kwargs: ``max_norm``, ``norm_type`` and the rest of ``torch.nn.utils.clip_grad_norm_``.
+            params (list[nn.Parameter]): Parameters.
 
         Returns:
-            Tensor: The norm before clipping that DDP would see, 0-dim, the same on every rank.
+            list[list[nn.Parameter]]: All of them.
         """
+        return [params]
+
+    @abstractmethod
+    def total_norm(self, params: list[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
+        """The norm of all gradients.
+
+        Args:
+            params (list[nn.Parameter]): Parameters with a gradient on any rank.
+            norm_type (float): p of the p-norm.
+            foreach (bool, optional): As ``torch.nn.utils.get_total_norm``'s argument.
+
+        Returns:
+            Tensor: The norm that DDP would see, 0-dim, the same on every rank.
+        """
+
+
+def _read(norms: dict[str, Tensor]) -> dict[str, float]:
+    """The values, read at once."""
+    if len(norms) == 1:
+        return {name: float(norm) for name, norm in norms.items()}
+    return dict(zip(norms, torch.stack([*norms.values()]).tolist(), strict=True)) if norms else {}

@@ -9,6 +9,7 @@ from mmzero.policies.figures import Gathering, PlanFigures, plan_figures, replic
 from mmzero.policies.module_class import ModuleClassPolicy
 from mmzero.policies.module_name import ModuleNamePolicy
 from mmzero.policies.overrides import apply_overrides, resolve_rules
+from mmzero.policies.patterns import matches_or_holds
 from mmzero.policies.plan import WrapPlan, make_plan, with_methods
 from mmzero.policies.policy import Choice, WrapPolicy
 from mmzero.policies.size import SizePolicy
@@ -35,6 +36,7 @@ __all__ = [
     'build_policy',
     'ineligible',
     'make_plan',
+    'matches_or_holds',
     'plan_figures',
     'plan_table',
     'plan_tree',

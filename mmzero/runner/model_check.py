@@ -14,6 +14,7 @@ from torch import nn
 from mmzero._compat import build_with_meta_parameters
 from mmzero.config import CheckpointingConfig, Faults, ZeroConfig
 from mmzero.config.reader import optional_dtype
+from mmzero.config.step import read_grad_norms
 from mmzero.engines import build_engine, plan_units, world_size_of
 from mmzero.errors import ConfigError, PlanError
 from mmzero.patches import apply_patches
@@ -22,6 +23,7 @@ from mmzero.runner.lookup import advice
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
 from mmzero.runner.translate import checkpointing_path, is_amp
 from mmzero.runner.unread import Record, refuse_unread, watched
+from mmzero.wrappers.parts import parts_of
 from mmzero.wrappers.regions import chosen_regions
 
 
@@ -49,6 +51,7 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
     _check_plan(cfg, config, model, faults)
     check_regions(cfg, config.activation_checkpointing, model, faults)
     check_tied(cfg.get('optim_wrapper'), model, faults)
+    _check_grad_norms(cfg.get('optim_wrapper'), model, faults)
     left = check_custom_keys_match(cfg.get('optim_wrapper'), model, faults)
     on_cpu = not torch.cuda.is_available()
     if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
@@ -72,6 +75,19 @@ def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults)
         faults.add(path, describe_error(error))
         return
     _check_autocast(cfg.get('optim_wrapper'), config, len(plan.units) == 1, faults)
+
+
+def _check_grad_norms(optim_wrapper: Any, model: nn.Module, faults: Faults) -> None:
+    if not isinstance(optim_wrapper, dict):
+        return
+    try:
+        wanted = read_grad_norms(optim_wrapper.get('grad_norms'))
+    except ValueError:
+        return  # named with the other fields of optim_wrapper
+    try:
+        parts_of(model.named_parameters(), (), wanted)
+    except ValueError as error:
+        faults.add('optim_wrapper.grad_norms', str(error))
 
 
 def check_regions(cfg: dict, config: CheckpointingConfig, model: nn.Module, faults: Faults) -> str:

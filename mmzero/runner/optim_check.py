@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from mmzero.config import Faults, read_loss_scale
 from mmzero.config.reader import is_number, optional_dtype
+from mmzero.config.step import read_grad_norms, read_max_skips
 from mmzero.errors import near_names
 from mmzero.runner.nodes import Nodes
 from mmzero.runner.paramwise import DEFAULT_CONSTRUCTOR, check_paramwise
@@ -55,6 +56,11 @@ def check_optim_wrapper(cfg: Any, faults: Faults, parts: Nodes) -> Optimizer | N
         faults.add('optim_wrapper.dtype', f'got {cfg["dtype"]!r}; {error}')
     _check_clip_grad(cfg.get('clip_grad'), faults)
     _check_loss_scale(cfg, faults)
+    for field, read in (('max_skips', read_max_skips), ('grad_norms', read_grad_norms)):
+        try:
+            read(cfg.get(field))
+        except ValueError as error:
+            faults.add(f'optim_wrapper.{field}', f'got {cfg[field]!r}; {error}')
     optimizer = cfg.get('optimizer')
     if not isinstance(optimizer, Mapping):
         if 'optimizer' in cfg:

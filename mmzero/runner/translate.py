@@ -20,6 +20,8 @@ OPTIM_FIELDS = (
     'clip_grad',
     'dtype',
     'loss_scale',
+    'max_skips',
+    'grad_norms',
     'use_fsdp',
 )
 

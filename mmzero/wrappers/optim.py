@@ -1,7 +1,6 @@
 """The optimizer wrapper."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +11,13 @@ from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmzero.config import LossScale, read_loss_scale
+from mmzero.config import LossScale, Reader, read_loss_scale
 from mmzero.config.reader import optional_dtype
-from mmzero.engines import Clip, engine_of
+from mmzero.config.step import DEFAULT_MAX_SKIPS, read_grad_norms, read_max_skips
+from mmzero.engines import Clip, StepOptions, engine_of
 from mmzero.errors import ConfigError
+from mmzero.wrappers.parts import parts_of
+from mmzero.wrappers.skips import SkippedSteps
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -31,11 +33,17 @@ class ZeroOptimWrapper(OptimWrapper):
             None: float32.
         loss_scale (str or float or dict, optional): How the loss is scaled in float16: 'dynamic', a fixed scale, or
             arguments of ``torch.amp.GradScaler``. Defaults to None: 'dynamic' in float16, none otherwise.
+        max_skips (int, optional): A step for which a gradient of any rank is not finite is skipped on all ranks, and
+            told; more than this many in a row end the run. None: gradients are not looked at and nan goes into the
+            weights, as under DDP, but for float16, where any number of steps is skipped. Defaults to 20.
+        grad_norms (str or Sequence[str], optional): Parts of the model whose gradient norms are logged besides the
+            whole one's, as ``grad_norm/PART``: patterns on names of modules or parameters, or 'groups' for the
+            optimizer's groups. Defaults to None.
 
     Raises:
         ConfigError: If the optimizer was not built on the parameters of one ZeroModelWrapper, the dtype is not
-            supported, autocast would run over fp32 units at stage 3, the engine cannot clip so, or a scale is given
-            for another dtype than float16.
+            supported, autocast would run over fp32 units at stage 3, the engine cannot clip so, a scale is given
+            for another dtype than float16, or a part has no parameters.
     """
 
     def __init__(
@@ -45,12 +53,11 @@ class ZeroOptimWrapper(OptimWrapper):
         clip_grad: dict | None = None,
         dtype: str | torch.dtype | None = None,
         loss_scale: str | float | dict | None = None,
+        max_skips: int | None = DEFAULT_MAX_SKIPS,
+        grad_norms: str | Sequence[str] | None = None,
     ) -> None:
         self.engine = engine_of(param for group in optimizer.param_groups for param in group['params'])
-        try:
-            self.dtype = optional_dtype(dtype)
-        except ValueError as error:
-            raise ConfigError([f'optim_wrapper.dtype: got {dtype!r}; {error}']) from None
+        self.dtype = _read('dtype', dtype, optional_dtype)
         self.engine.check_autocast(self.dtype)
         scale = _loss_scale(loss_scale, self.dtype)
         if type(self)._clip_grad is not OptimWrapper._clip_grad:
@@ -64,7 +71,24 @@ class ZeroOptimWrapper(OptimWrapper):
         clip_grad = None if clip_grad is None else dict(clip_grad)
         super().__init__(optimizer, accumulative_counts, clip_grad)
         self.engine.check_clip(self._clip())
+        self.max_skips = _read('max_skips', max_skips, read_max_skips)
+        if self.max_skips is None and scale is None and self.engine.anomalies is not None:
+            raise ConfigError(
+                [
+                    'optim_wrapper.max_skips: got None, with which nothing looks whether gradients are finite; '
+                    'model_wrapper_cfg.detect_anomaly=True needs a number'
+                ]
+            )
+        self.parts = self._parts(optimizer, _read('grad_norms', grad_norms, read_grad_norms))
+        self.skips = SkippedSteps(self.max_skips, scale is not None)
         self.optimizer = self.engine.bind(optimizer, scale)
+
+    def _parts(self, optimizer: Optimizer, wanted: Sequence[str]) -> dict[str, list[nn.Parameter]]:
+        model: Any = self.engine.model
+        try:
+            return parts_of(model.named_parameters(), optimizer.param_groups, wanted)
+        except ValueError as error:
+            raise ConfigError([f'optim_wrapper.grad_norms: {error}']) from None
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
@@ -94,18 +118,26 @@ class ZeroOptimWrapper(OptimWrapper):
         self._inner_count += 1
 
     def step(self, **kwargs: Any) -> None:
-        """Clip the gradients and step the optimizer; in float16 nothing moves where a gradient of any rank overflowed.
+        """Clip the gradients and step the optimizer; nothing moves where a gradient of any rank is not finite.
 
         Args:
             **kwargs: As ``torch.optim.Optimizer.step``.
+
+        Raises:
+            NonFiniteError: If more steps than ``max_skips`` in a row were skipped.
         """
-        norm = self.engine.step(self._clip(), **kwargs)
-        if norm is None:
+        options = StepOptions(self._clip(), self.max_skips is not None, self.parts)
+        outcome = self.engine.step(options, **kwargs)
+        if outcome.skipped is not None:
+            scale = self.engine.scaler_state().get('scale')
+            self.skips.skipped(outcome.skipped, scale, self.message_hub)
             return
-        value = float(norm)
-        # One step that overflowed and is skipped would make the mean that is logged infinite for many.
-        if math.isfinite(value) or self.dtype != torch.float16:
-            self.message_hub.update_scalar('train/grad_norm', value)
+        self.skips.done()
+        # Those of a step that is skipped would make the mean that is logged infinite for many.
+        if outcome.norm is not None:
+            self.message_hub.update_scalar('train/grad_norm', outcome.norm)
+        for name, norm in outcome.norms.items():
+            self.message_hub.update_scalar(f'train/grad_norm/{name}', norm)
 
     def _clip(self) -> Clip | None:
         # Read anew each time: hooks may change clip_grad_kwargs during a run.
@@ -144,6 +176,13 @@ class ZeroOptimWrapper(OptimWrapper):
         dist.broadcast_object_list(scaler, src=0)
         if scaler[0]:
             self.engine.load_scaler_state(scaler[0])
+
+
+def _read(name: str, value: Any, read: Reader) -> Any:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ConfigError([f'optim_wrapper.{name}: got {value!r}; {error}']) from None
 
 
 def _loss_scale(given: Any, dtype: torch.dtype | None) -> LossScale | None:

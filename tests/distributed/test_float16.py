@@ -104,10 +104,13 @@ def spoil(model: nn.Module, name: str) -> Any:
     param = dict(model.named_parameters()).get(name)
     if param is not None:
         return param.register_hook(lambda grad: grad * factor)
-    factors = torch.ones(12)
-    factors[0] = factor
-    module = model.get_submodule(name)
-    return module.register_full_backward_pre_hook(lambda _, grads: tuple(grad * factors.to(grad) for grad in grads))
+
+    def hook(_: nn.Module, grads: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        factors = torch.ones_like(grads[0][0])
+        factors[..., 0] = factor
+        return tuple(grad * factors for grad in grads)
+
+    return model.get_submodule(name).register_full_backward_pre_hook(hook)
 
 
 def overflow(stage: int) -> list[str]:

@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from mmzero.config import LossScale, ZeroConfig
-from mmzero.engines.base import Clip, Engine, assert_bound
+from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, assert_bound
 from mmzero.engines.deepspeed.ds_config import ds_config
 from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank
 from mmzero.engines.deepspeed.refusals import check_autocast, check_clip, check_config, check_model
 from mmzero.engines.materialize import materialize_model
 from mmzero.engines.state import gather_tensors, scatter_tensors
-from mmzero.errors import CheckpointError
+from mmzero.errors import CheckpointError, ConfigError
 from mmzero.policies import WrapPlan
 
 
@@ -93,14 +93,21 @@ class DeepSpeedEngine(Engine):
         self.runtime.backward(loss, **kwargs)
 
     @override
-    def step(self, clip: Clip | None = None, **kwargs: Any) -> Tensor | None:
+    def step(self, options: StepOptions | None = None, **kwargs: Any) -> StepOutcome:
         assert_bound(self)
+        options = options or StepOptions()
+        clip = options.clip
         check_clip(clip)
+        if options.parts:
+            raise ConfigError(
+                [
+                    "optim_wrapper.grad_norms: is not supported yet under engine='deepspeed'; leave it out, or use "
+                    "engine='fsdp2'"
+                ]
+            )
         self.zero.clip_grad = 0.0 if clip is None else float(clip.options['max_norm'])
         self.runtime.step(**kwargs)
-        if clip is None:
-            return None
-        return torch.as_tensor(self.runtime.get_global_grad_norm()).detach()
+        return StepOutcome(None if clip is None else float(self.runtime.get_global_grad_norm()))
 
     @override
     def sharded_state(self) -> dict[str, Tensor]:

@@ -1,53 +1,40 @@
 """The gradient norm over shards and whole tensors together."""
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from mmzero.engines.fsdp2.kinds import by_kind
 
 
-def clip_norm(
-    params: list[nn.Parameter],
-    max_norm: float,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-    foreach: bool | None = None,
-) -> Tensor:
-    """Clip gradients by the norm that an unsharded model would have.
+def total_norm(params: list[nn.Parameter], norm_type: float = 2.0, foreach: bool | None = None) -> Tensor:
+    """The gradient norm that an unsharded model would have.
 
-    ``torch.nn.utils.clip_grad_norm_`` fails on a mixture of shards and whole tensors; its two halves work per
-    kind. Communication: one all-reduce of a scalar per kind of sharding.
+    ``torch.nn.utils.clip_grad_norm_`` fails on a mixture of shards and whole tensors; its first half works per kind.
+    Communication: one all-reduce of a scalar per kind of sharding.
 
     Args:
         params (list[nn.Parameter]): Parameters with gradients.
-        max_norm (float): Largest norm.
         norm_type (float): p of the p-norm. Defaults to 2.
-        error_if_nonfinite (bool): Raise on a NaN or infinite norm. Defaults to False.
         foreach (bool, optional): As torch's argument. Defaults to None.
 
     Returns:
-        Tensor: The norm before clipping, 0-dim, the same on every rank.
+        Tensor: The norm, 0-dim, the same on every rank.
     """
-    norm_type = float(norm_type)
-    kinds = by_kind(params)
     norms = []
-    for group in kinds:
+    for group in by_kind(params):
         grads = [param.grad for param in group if param.grad is not None]
-        if norm_type == float('inf'):
+        if math.isinf(norm_type):
             norms.append(_largest(grads))
             continue
         norm = get_total_norm(grads, norm_type, foreach=foreach)
         # float() of a sharded norm would be this rank's own.
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    if error_if_nonfinite and not torch.isfinite(total):
-        raise RuntimeError(f'the gradient norm of order {norm_type} is {float(total)}, so gradients cannot be clipped')
-    for group in kinds:
-        clip_grads_with_norm_(group, max_norm, total, foreach)
-    return total
+    return torch.linalg.vector_norm(torch.stack(norms), norm_type)
 
 
 def _largest(grads: list[Tensor]) -> Tensor:
@@ -56,6 +43,6 @@ def _largest(grads: list[Tensor]) -> Tensor:
     values = [grad.abs().max().float() for grad in local if grad.numel()]
     largest = torch.stack(values).max() if values else torch.zeros((), device=local[0].device)
     # Whether MAX hands on a NaN is up to the backend.
-    pair = torch.stack([largest.nan_to_num(nan=0.0, posinf=float('inf')), largest.isnan().float()])
+    pair = torch.stack([largest.nan_to_num(nan=0.0, posinf=math.inf), largest.isnan().float()])
     dist.all_reduce(pair, op=dist.ReduceOp.MAX)
-    return torch.where(pair[1] > 0, torch.full_like(pair[0], float('nan')), pair[0])
+    return torch.where(pair[1] > 0, torch.full_like(pair[0], math.nan), pair[0])

@@ -15,7 +15,7 @@ from typing_extensions import override
 from mmzero._compat import before_phases, reduce_in_one_dtype, reduce_root_last, set_reduce_scatter_unused_params
 from mmzero.config import LossScale
 from mmzero.engines.forecast import Forecast
-from mmzero.engines.fsdp2.clip import clip_norm
+from mmzero.engines.fsdp2.clip import total_norm
 from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
 from mmzero.engines.fsdp2.cpu_norms import teach_autocast_norms
 from mmzero.engines.fsdp2.evaluation import units_alone_in
@@ -26,7 +26,7 @@ from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
 from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
 from mmzero.engines.fsdp2.prefetch import ForwardPrefetch
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
-from mmzero.engines.fsdp2.stages import STAGES
+from mmzero.engines.fsdp2.stages import rules_of
 from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
 from mmzero.engines.loops import Loop
@@ -58,14 +58,14 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def gathering(self, world_size: int) -> Gathering:
-        stays = not STAGES[self.config.stage].reshard_after_forward
+        stays = not rules_of(self.config).reshard_after_forward
         return Gathering(*self.config.mesh.sizes(world_size), self.config.precision.param_dtype, stays)
 
     @override
     def forecast(self, plan: WrapPlan, *, world_size: int, micro_batches: int, state_itemsize: int) -> Forecast:
         return forecast(
             unit_layouts(plan, self.config, world_size),
-            STAGES[self.config.stage],
+            rules_of(self.config),
             world_size=world_size,
             micro_batches=micro_batches,
             state_itemsize=state_itemsize,
@@ -77,7 +77,7 @@ class FSDP2Engine(ParamGradEngine):
         check_same_model(model)
         # Only now every rank knows what is frozen.
         plan = keep_whole(model, plan)
-        self.rules = STAGES[self.config.stage]
+        self.rules = rules_of(self.config)
         sharding = UnitSharding(self.config, self.device)
         materialize_buffers(model, self.device)
         slots = parameter_slots(model)
@@ -145,7 +145,7 @@ class FSDP2Engine(ParamGradEngine):
                 )
         reduced = dtype not in (None, torch.float32)
         # Asked before sharding, too: the check of a config does.
-        rules = STAGES[self.config.stage]
+        rules = rules_of(self.config)
         if reduced and rules.reshard_after_forward and self.config.precision.param_dtype != dtype:
             raise ConfigError(
                 [
@@ -162,13 +162,12 @@ class FSDP2Engine(ParamGradEngine):
         return super().bind(optimizer, loss_scale)
 
     @override
-    def clip_value(self, params: list[nn.Parameter], **kwargs: Any) -> None:
-        for kind in by_kind(params):
-            super().clip_value(kind, **kwargs)
+    def kinds(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return by_kind(params)
 
     @override
-    def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
-        return clip_norm(params, **kwargs)
+    def total_norm(self, params: list[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
+        return total_norm(params, norm_type, foreach)
 
     @override
     def load_optimizer_state(self, state: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ optimizer step, times (N-1)/N; a parameters, N ranks of the shard dimension, k m
 | 1     | 2a + 12a/N; k > 1: + 4a of unsynchronised gradients | 2a       |
 | 2     | 2a + 12a/N; k > 1: 2a + 16a/N                       | (1 + k)a |
 | 3     | 16a/N + the units alive at once                     | 3ka      |
+| 3, no_sync | 16a/N + the units alive at once; k > 1: + 4a   | (2k + 1)a |
 
 Without 16-bit units the 2a is 4a. For k = 1 a unit's gradients take the room that its parameters give up in backward,
 so that 2a and the 4a/N of gradients are never there in full together. ``forecast.py`` has the exact bytes of a plan.
@@ -15,7 +16,9 @@ The ZeRO paper (arXiv:1910.02054, section 5) has 4a + 12a/N, 2a + 14a/N and 16a/
 there stages 1 and 2 coincide on FSDP2.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from mmzero.config import ZeroConfig
 
 
 @dataclass(frozen=True)
@@ -38,3 +41,17 @@ STAGES = {
     2: StageRules(reshard_after_forward=False, sync_every_micro_step=True, keep_gathered=True),
     3: StageRules(reshard_after_forward=True, sync_every_micro_step=True, keep_gathered=False),
 }
+
+
+def rules_of(config: ZeroConfig) -> StageRules:
+    """How FSDP2 is driven under a config.
+
+    Args:
+        config (ZeroConfig): The checked config.
+
+    Returns:
+        StageRules: Those of its stage. With ``no_sync`` gradients stay on their rank until the last micro-batch: 4a
+            bytes more, (2k + 1)a elements moved.
+    """
+    rules = STAGES[config.stage]
+    return replace(rules, sync_every_micro_step=False) if config.no_sync else rules

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard
 
 from mmzero._compat import shared_post_forward_meshes
 from mmzero.config import ZeroConfig
-from mmzero.engines.fsdp2.stages import STAGES
+from mmzero.engines.fsdp2.stages import rules_of
 from mmzero.engines.fsdp2.unit_bytes import UnitLayout
 from mmzero.policies import Unit, WrapPlan
 
@@ -57,7 +57,7 @@ def reshards_after_forward(unit: Unit, config: ZeroConfig) -> bool | int:
     rule = unit.rules.reshard_after_forward
     if isinstance(rule, str):
         raise RuntimeError(f'the rules of the unit {unit.name!r} were not resolved: reshard_after_forward={rule!r}')
-    return STAGES[config.stage].reshard_after_forward if rule is None else rule
+    return rules_of(config).reshard_after_forward if rule is None else rule
 
 
 def unit_layouts(plan: WrapPlan, config: ZeroConfig, world_size: int) -> list[tuple[Unit, UnitLayout]]:

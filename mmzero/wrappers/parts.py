@@ -1,0 +1,42 @@
+"""Parts of a model whose gradient norms are logged by themselves."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from mmzero.config.step import GROUPS
+from mmzero.errors import near_names
+from mmzero.policies import matches_or_holds
+
+
+def parts_of(
+    named: Iterable[tuple[str, nn.Parameter]], groups: Sequence[Mapping[str, Any]], wanted: Sequence[str]
+) -> dict[str, list[nn.Parameter]]:
+    """Find the parameters of each part.
+
+    Args:
+        named (Iterable[tuple[str, nn.Parameter]]): The model's parameters.
+        groups (Sequence[Mapping[str, Any]]): The optimizer's groups.
+        wanted (Sequence[str]): Patterns, or ``('groups',)``.
+
+    Returns:
+        dict[str, list[nn.Parameter]]: Trained parameters by the pattern, or by the group's ``group_name`` or number.
+
+    Raises:
+        ValueError: If a pattern names nothing that trains; lists near names.
+    """
+    if tuple(wanted) == (GROUPS,):
+        return {
+            str(group.get('group_name', index)): [param for param in group['params'] if param.requires_grad]
+            for index, group in enumerate(groups)
+        }
+    trained = {name: param for name, param in named if param.requires_grad}
+    parts = {
+        pattern: [param for name, param in trained.items() if matches_or_holds(pattern, name)] for pattern in wanted
+    }
+    known = {name.rsplit('.', cut)[0] for name in trained for cut in range(name.count('.') + 1)}
+    missing = ' '.join(f'{pattern!r}{near_names(pattern, known)}' for pattern, params in parts.items() if not params)
+    if missing:
+        raise ValueError(f'names nothing that is trained: {missing}')
+    return parts
