@@ -90,6 +90,10 @@ def test_traffic_of_dino(world_size: int) -> None:
         assert ratios == pytest.approx([1] * len(cells), abs=0.01), dict(zip(cells, ratios, strict=True))
 
 
+OTHERS: list[Any] = ['root unit', 'replicas', '16-bit reduction', 'fp32 norms', 'fp32 norms, stage 1']
+OTHERS += ['no_sync, fp32', 'no_sync, bf16', 'no_sync, one micro-batch']
+
+
 def others() -> list[StepReport]:
     return [
         measured('vit', 3, 1, wrap_policy=None),
@@ -97,12 +101,15 @@ def others() -> list[StepReport]:
         measured('vit', 2, 2, 'bfloat16', precision=dict(reduce_dtype='bfloat16', param_dtype='bfloat16')),
         measured('vit', 3, 2, 'bfloat16', precision=dict(param_dtype='bfloat16', keep_fp32=['**.norm*'])),
         measured('vit', 1, 2, 'bfloat16', precision=dict(param_dtype='bfloat16', keep_fp32=['**.norm*'])),
+        measured('vit', 3, 3, no_sync=True),
+        measured('vit', 3, 2, 'bfloat16', no_sync=True),
+        measured('vit', 3, 1, no_sync=True),
     ]
 
 
 def test_root_unit_replicas_and_16_bit_reduction() -> None:
     for reports in run_ranks(2, others):
-        assert not faults(['root unit', 'replicas', '16-bit reduction', 'fp32 norms', 'fp32 norms, stage 1'], reports)
+        assert not faults(OTHERS, reports)
 
 
 RULES: list[dict] = [

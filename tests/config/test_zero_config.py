@@ -115,6 +115,8 @@ def test_all_faults_in_one_error():
         ),
         (dict(find_unused_parameters=1), 'find_unused_parameters: got 1; allowed: True, False'),
         (dict(static_graph='no'), "static_graph: got 'no'; allowed: None, True, False"),
+        (dict(no_sync=1), 'no_sync: got 1; allowed: True, False'),
+        (dict(detect_anomaly='yes'), "detect_anomaly: got 'yes'; allowed: True, False"),
     ],
 )
 def test_fault(cfg, fault):
@@ -197,6 +199,17 @@ def test_argument_of_ddp_needs_stage_0(name, stage):
     assert faults_of(stage=stage, **{name: True}) == [fault]
     assert faults_of(stage=stage, **{name: False}) == []
     assert getattr(read(stage=0, **{name: True}), name) is True
+
+
+@pytest.mark.parametrize(
+    'stage, why',
+    [(0, 'it is done by itself; remove it'), (1, 'it is done by itself'), (2, 'it is what stage=1 does; say that')],
+)
+def test_no_sync_is_for_stage_3(stage, why):
+    (line,) = faults_of(stage=stage, no_sync=True)
+    assert line.startswith(f'{PATH}.no_sync: at stage={stage} {why}')
+    assert faults_of(stage=stage, no_sync=False) == []
+    assert read(stage=3, no_sync=True).no_sync is True
 
 
 def test_wrong_stage_is_the_only_fault_of_ddp_arguments():

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
-from mmzero.engines.fsdp2.clip import clip_norm
-from tests.distributed.cases import Faults, merged
+from mmzero.engines.fsdp2.clip import total_norm
+from tests.distributed.cases import Faults, merged, refused
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import full
 from tests.models import ToyModel, toy_batch
@@ -94,8 +94,9 @@ def compare(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 def cells(stage: int) -> list[dict]:
-    """Wrapper fields: units of blocks and the root, or one unit."""
-    return [dict(stage=stage, wrap_policy=BLOCKS), *([dict(stage=3, wrap_policy=None)] if stage == 3 else [])]
+    """Wrapper fields: units of blocks and the root, or one unit; gradients reduced each time or once."""
+    more = [dict(stage=3, wrap_policy=None), dict(stage=3, wrap_policy=BLOCKS, no_sync=True)]
+    return [dict(stage=stage, wrap_policy=BLOCKS), *(more if stage == 3 else [])]
 
 
 def norms(stages: Sequence[int], clips: Sequence[dict], **fields: Any) -> Faults:
@@ -150,14 +151,17 @@ def not_a_number() -> list[str]:
         param = nn.Parameter(distribute_tensor(torch.zeros_like(whole), mesh, [Shard(0)]))
         scalar = nn.Parameter(torch.tensor(1.0))
         param.grad, scalar.grad = distribute_tensor(whole, mesh, [Shard(0)]), torch.tensor(1.0)
-        norm = clip_norm([param, scalar], 1.0, norm_type)
+        norm = total_norm([param, scalar], float(norm_type))
         if str(float(norm)) != str(value):
             faults.append(f'norm {norm_type} of {value} is {norm}')
-        try:
-            clip_norm([param, scalar], 1.0, norm_type, error_if_nonfinite=True)
-            faults.append(f'norm {norm_type} of {value} is not refused')
-        except RuntimeError:
-            pass
+    for stage, norm_type in itertools.product(STAGES, NORM_TYPES):
+        model = ZeroModelWrapper(module=Short(), stage=stage, find_unused_parameters=True)
+        clip = dict(max_norm=1.0, norm_type=norm_type, error_if_nonfinite=True)
+        optim = ZeroOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), clip_grad=clip)
+        batch = toy_batch(0)
+        batch['inputs'] *= float('nan') if dist.get_rank() == dist.get_world_size() - 1 else 1.0
+        with refused(faults, RuntimeError, f'the gradient norm of order {float(norm_type)} is nan'):
+            model.train_step(batch, optim)
     return faults
 
 

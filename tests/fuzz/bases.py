@@ -25,6 +25,8 @@ SETTINGS: dict[str, DOTTED] = {
         'model_wrapper_cfg.stage': 3,
         'model_wrapper_cfg.find_unused_parameters': True,
         'optim_wrapper.clip_grad': dict(type='norm', max_norm=0.5, norm_type=2.0),
+        'optim_wrapper.max_skips': 3,
+        'model_wrapper_cfg.no_sync': True,
     },
     'bfloat16': {
         'optim_wrapper.type': 'AmpOptimWrapper',

@@ -44,6 +44,8 @@ HAVE_DEFAULTS = (
     'optim_wrapper.accumulative_counts',
     'optim_wrapper.dtype',
     'optim_wrapper.loss_scale',
+    'optim_wrapper.max_skips',
+    'optim_wrapper.grad_norms',
     'env_cfg.',
     'default_hooks.',
     'custom_hooks[0].',

@@ -130,7 +130,10 @@ def _closed(
     gathered = sum(unit.gathered_bytes(layout.itemsize) for unit, layout in layouts)
     width = f'{gathered / a:.3g}a'
     if rules.reshard_after_forward:
-        return share * (lasting + 4) + alive_bytes, f'{lasting + 4}a/N + the units alive at once'
+        text = f'{lasting + 4}a/N + the units alive at once'
+        if micro_batches == 1 or rules.sync_every_micro_step:
+            return share * (lasting + 4) + alive_bytes, text
+        return share * (lasting + 4) + alive_bytes + 4 * a, f'{text} + 4a'
     if micro_batches == 1:
         return share * lasting + max(gathered, 4 * share), f'{lasting}a/N + max({width}, 4a/N)'
     if rules.sync_every_micro_step:

@@ -145,12 +145,12 @@ class Replay:
         if accumulates:
             self._take('gradients', -fresh)
         reshards = is_last or not self.rules.keep_gathered
+        if reshards:
+            self._free(node)
         if not (is_last or self.rules.sync_every_micro_step):
             if not accumulates:
                 self._keep_whole(node, fresh)
             return
-        if reshards:
-            self._free(node)
         self._take('in flight', -self.reducing)
         self.reducing = node.bytes.reduced
         self._take('in flight', node.largest_across)
