@@ -20,7 +20,8 @@ class ReplicatedParameters:
     def reduce_gradients(self) -> None:
         """Average the gradients over all ranks; one used on no rank keeps none. Collective, once per step.
 
-        Communication: one all-reduce of all of them, in float32.
+        Communication: one all-reduce of all of them, in float32. The host waits for it only where a parameter has no
+        gradient on this rank.
         """
         if not self.params:
             return
@@ -30,5 +31,8 @@ class ReplicatedParameters:
         dist.all_reduce(packed)
         packed /= dist.get_world_size()
         *means, used = packed.split([*(param.numel() for param in self.params), len(self.params)])
-        for param, mean, share in zip(self.params, means, used, strict=True):
-            param.grad = mean.view(param.shape).to(param.dtype).clone() if share > 0 else None
+        is_used = [param.grad is not None for param in self.params]
+        if not all(is_used):
+            is_used = [share > 0 for share in used.tolist()]
+        for param, mean, keeps in zip(self.params, means, is_used, strict=True):
+            param.grad = mean.view(param.shape).to(param.dtype).clone() if keeps else None
