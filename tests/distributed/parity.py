@@ -49,6 +49,10 @@ ACCUMULATIONS = {1: 5, 4: 6}
 # What the tests measured, for the summary at the end of a test run: cells, then cells in 16 bit.
 MEASURED: list[tuple[tuple[str, ...], dict[str, float]]] = []
 MEASURED_HALF: list[tuple[tuple[str, ...], dict[str, float]]] = []
+# The same by feature, see parity_features.
+MEASURED_FEATURES: list[tuple[tuple[str, ...], dict[str, float]]] = []
+MEASURED_HALF_FEATURES: list[tuple[tuple[str, ...], dict[str, float]]] = []
+FEATURE_HEADS = ('feature', 'ranks', 'setting')
 HEADS = ('model', 'ranks', 'setting', 'units')
 
 
@@ -286,12 +290,18 @@ def table(rows: Iterable[tuple[tuple[str, ...], dict[str, float]]], heads: Seque
 def report() -> str:
     """The tables of what was measured so far; empty before."""
     parts = []
-    for title, rows in (
-        ('Largest distance from stock DDP, fp32', MEASURED),
-        ('16 bit: distance from fp32 DDP over that of DDP under autocast, mean of 5 seeds', MEASURED_HALF),
+    exact, half = (
+        'Largest distance from stock DDP, fp32',
+        '16 bit: distance from fp32 DDP over that of DDP under autocast',
+    )
+    for title, rows, heads in (
+        (exact, MEASURED, HEADS),
+        (f'{half}, mean of 5 seeds', MEASURED_HALF, HEADS),
+        (f'{exact}, by feature', MEASURED_FEATURES, FEATURE_HEADS),
+        (f'{half}, mean of 5 seeds, by feature', MEASURED_HALF_FEATURES, FEATURE_HEADS),
     ):
         if rows:
-            parts.append(f'{title}\n\n{table(sorted(rows, key=lambda row: row[0]), HEADS)}')
+            parts.append(f'{title}\n\n{table(sorted(rows, key=lambda row: row[0]), heads)}')
     return '\n\n'.join(parts)
 
 
