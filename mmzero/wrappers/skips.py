@@ -6,6 +6,9 @@ from mmengine.logging import MessageHub, print_log
 from mmzero.errors import NonFiniteError
 
 
+_COUNT = 'train/skipped_steps'
+
+
 class SkippedSteps:
     """Counts and tells them, and ends a run in which there are too many in a row.
 
@@ -17,7 +20,6 @@ class SkippedSteps:
     def __init__(self, allowed: int | None, is_scaled: bool) -> None:
         self.allowed = allowed
         self.is_scaled = is_scaled
-        self.in_all = 0
         self.in_a_row = 0
 
     def done(self) -> None:
@@ -35,15 +37,17 @@ class SkippedSteps:
         Raises:
             NonFiniteError: If there are more in a row than allowed.
         """
-        self.in_all += 1
         self.in_a_row += 1
-        hub.update_scalar('train/skipped_steps', self.in_all)
+        # A run that is resumed has its log, and counts on.
+        before = hub.log_scalars.get(_COUNT)
+        in_all = 1 if before is None else int(before.current()) + 1
+        hub.update_scalar(_COUNT, in_all)
         next_scale = '' if scale is None else f'; the loss is scaled by {scale:g} from here on'
         if self.allowed is not None and self.in_a_row > self.allowed:
             raise NonFiniteError(self._told(why, next_scale))
         if dist.get_rank() == 0:
             limit = '' if self.allowed is None else f', {self.allowed} are allowed'
-            counted = f'{self.in_a_row} in a row{limit}, {self.in_all} in all'
+            counted = f'{self.in_a_row} in a row{limit}, {in_all} in all'
             text = f'optimizer step skipped ({counted}): {why}{next_scale}'
             print_log(text, logger='current', level=20 if self.is_scaled else 30)
 

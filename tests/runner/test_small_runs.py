@@ -11,7 +11,7 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
-from mmzero.errors import CheckpointError, ConfigError
+from mmzero.errors import CheckpointError, ConfigError, NonFiniteError
 from tests.models import ToyModel
 from tests.vectors import Vectors, loader, vector_runner
 
@@ -200,6 +200,35 @@ def test_resuming_within_a_step_says_what_is_lost(tmp_path: Path) -> None:
         with patch.object(resumed.logger, 'warning') as warning:
             resumed.train()
         assert not any('micro-batches' in call.args[0] for call in warning.call_args_list)
+
+
+class Spoiled(Vectors):
+    """Some of the vectors are not numbers."""
+
+    def __init__(self, size: int, bad: tuple[int, ...]) -> None:
+        super().__init__(size)
+        self.bad = bad
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        data = super().__getitem__(index)
+        return dict(data, inputs=data['inputs'] * float('nan')) if index in self.bad else data
+
+
+def test_steps_that_are_not_finite_are_counted_over_a_resume_and_end_a_run(tmp_path: Path) -> None:
+    spoiled = loader(Spoiled(6, bad=(2,)))
+    first = vector_runner(tmp_path, train_dataloader=spoiled)
+    first.train()
+    assert first.message_hub.get_scalar('train/skipped_steps').current() == 1
+    assert all(value.isfinite().all() for value in weights(first).values())
+    resumed = vector_runner(
+        tmp_path, train_dataloader=spoiled, resume=True, train_cfg=dict(by_epoch=True, max_epochs=2, val_interval=1)
+    )
+    resumed.train()
+    assert resumed.message_hub.get_scalar('train/skipped_steps').current() == 2
+    optim = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.01), max_skips=1)
+    runner = vector_runner(tmp_path, train_dataloader=loader(Spoiled(6, bad=(2, 4))), optim_wrapper=optim)
+    with pytest.raises(NonFiniteError, match='optim_wrapper.max_skips: 2 optimizer steps in a row were skipped, 1 are'):
+        runner.train()
 
 
 class DropsTheBias(Hook):
