@@ -37,7 +37,7 @@ class ParamGradEngine(Engine):
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         norm = None if clip is None else self._clip(clip)
         if self.scaler is None or not self.scaler.has_overflowed():
-            self.optimizer.step(**kwargs)  # type: ignore[union-attr]
+            self.step_optimizer(**kwargs)
         if self.scaler is not None:
             self.scaler.update()
         return norm
@@ -60,6 +60,14 @@ class ParamGradEngine(Engine):
             self.clip_value(params, **clip.options)
             return None
         return self.clip_norm(params, **clip.options)
+
+    def step_optimizer(self, **kwargs: Any) -> None:
+        """Step the optimizer on complete gradients. Collective.
+
+        Args:
+            **kwargs: As ``torch.optim.Optimizer.step``.
+        """
+        self.optimizer.step(**kwargs)  # type: ignore[union-attr]
 
     def finish_gradients(self) -> None:  # noqa: B027
         """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""

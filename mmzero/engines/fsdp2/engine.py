@@ -22,11 +22,12 @@ from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.first_iterations import FirstIterations
 from mmzero.engines.fsdp2.following import Following
 from mmzero.engines.fsdp2.forecast import forecast
-from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
+from mmzero.engines.fsdp2.kinds import by_kind
 from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
 from mmzero.engines.fsdp2.prefetch import ForwardPrefetch
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import STAGES
+from mmzero.engines.fsdp2.trial import choose_view
 from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
 from mmzero.engines.loops import Loop
@@ -158,8 +159,12 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
-        separate_kinds(optimizer)
+        self.view = choose_view(optimizer)
         return super().bind(optimizer, loss_scale)
+
+    @override
+    def step_optimizer(self, **kwargs: Any) -> None:
+        self.view.step(self.optimizer, **kwargs)  # type: ignore[arg-type]
 
     @override
     def clip_value(self, params: list[nn.Parameter], **kwargs: Any) -> None:
@@ -169,12 +174,6 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def clip_norm(self, params: list[nn.Parameter], **kwargs: Any) -> Tensor:
         return clip_norm(params, **kwargs)
-
-    @override
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        super().load_optimizer_state(state)
-        # The saved groups brought their own foreach along.
-        separate_kinds(self.optimizer)  # type: ignore[arg-type]
 
     @override
     def finish_gradients(self) -> None:
