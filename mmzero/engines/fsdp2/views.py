@@ -158,6 +158,9 @@ class _WholeNumbers(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], Tensor) and not isinstance(args[0], DTensor):
+            # Sums of whole parameters, which are DTensors as well, into a plain one.
+            args = tuple(item.full_tensor() if isinstance(item, DTensor) and not item.dim() else item for item in args)
         result = func(*args, **(kwargs or {}))
         if isinstance(result, DTensor) and args:
             return _complete(result, args[0])
