@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from mmengine.logging import print_log
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -160,6 +161,8 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         self.view = choose_view(optimizer)
+        if self.view.costs:
+            print_log(f'optim_wrapper.optimizer: {type(optimizer).__name__} {self.view.costs}', 'current')
         return super().bind(optimizer, loss_scale)
 
     @override

@@ -33,6 +33,8 @@ class View(ABC):
     """How an optimizer is shown parameters."""
 
     name: str
+    costs = ''
+    """What a user may not expect of it, for the log."""
 
     def step(self, optimizer: Optimizer, **kwargs: Any) -> None:
         """Step the optimizer on what the view shows. Collective where the view or the optimizer communicates.
@@ -138,7 +140,16 @@ class Shards(View):
         # Counters of steps stay plain, which DTensor lets pass.
         if isinstance(tensor, DTensor) or (tensor.dim() == 0 and param.dim() > 0):
             return tensor
+        if isinstance(param, DTensor):
+            # Loaded state of another shape, such as the rows of a matrix, is sharded where the parameter is.
+            return part_of(tensor, param, [self._place(place, tensor, param) for place in param.placements])
         return DTensor.from_local(tensor, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+
+    @staticmethod
+    def _place(place: Any, tensor: Tensor, param: nn.Parameter) -> Any:
+        dim = getattr(place, 'dim', None)
+        fits = dim is not None and tensor.dim() == param.dim() and tensor.shape[dim] == param.shape[dim]
+        return place if fits else Replicate()
 
     @override
     def step(self, optimizer: Optimizer, **kwargs: Any) -> None:
@@ -190,6 +201,10 @@ class OneByOne(View):
     """
 
     name = 'whole tensors, one by one'
+    costs = (
+        'needs whole tensors: each step gathers weight, gradient and state of one parameter after the other, and every '
+        'rank computes all of it, as under DDP. State that has not the shape of its parameter is whole on every rank'
+    )
 
     @override
     def step(self, optimizer: Optimizer, **kwargs: Any) -> None:
@@ -221,17 +236,18 @@ class OneByOne(View):
             param.to_local().copy_(part_of(twin.detach(), param).to_local())
 
 
-def part_of(whole: Tensor, like: Any) -> Any:
+def part_of(whole: Tensor, like: Any, placements: Any = None) -> Any:
     """Shard a tensor that every rank holds whole as another one is. No communication.
 
     Args:
         whole (Tensor): The same on every rank.
-        like (DTensor): Says how.
+        like (DTensor): Says how, and on which mesh.
+        placements (Sequence[Placement], optional): Other ones. Defaults to None: those of ``like``.
 
     Returns:
         DTensor: The shard, in memory of its own.
     """
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).clone()
+    return distribute_tensor(whole, like.device_mesh, placements or like.placements, src_data_rank=None).clone()
 
 
 def _is_plain(value: Tensor) -> bool:
