@@ -83,8 +83,8 @@ OWN: dict[str, tuple[Build, str]] = {
     'factors of matrices': (of(optimizers.Factored, lr=1e-2), SHARDS),
 }
 REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
-    'LBFGS': (lambda net: optim.LBFGS(net.parameters()), ('LBFGS.step needs a closure',)),
-    'a closure': (of(optimizers.NeedsClosure), ('NeedsClosure.step needs a closure',)),
+    'LBFGS': (lambda net: optim.LBFGS(net.parameters()), ('LBFGS: its step needs a closure',)),
+    'a closure': (of(optimizers.NeedsClosure), ('NeedsClosure: its step needs a closure',)),
     'SparseAdam': (of(optim.SparseAdam), ('fails on a few whole tensors', 'dense gradients')),
     'a median of all': (
         of(optimizers.Median),

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from mmzero.engines.closure import NO_CLOSURE, needs_closure
 from mmzero.engines.fsdp2.kinds import kind_of
 from mmzero.engines.fsdp2.views import Held, OneByOne, Shards, View, part_of
 from mmzero.errors import ConfigError
@@ -83,7 +84,8 @@ def choose_view(optimizer: Optimizer) -> View:
     sharded = next((p for group in optimizer.param_groups for p in group['params'] if isinstance(p, DTensor)), None)
     if sharded is None:
         return Held()
-    check_closure(optimizer)
+    if needs_closure(type(optimizer)):
+        raise ConfigError([f'optim_wrapper.optimizer.type: {type(optimizer).__name__}: {NO_CLOSURE}'])
     trial = Trial(optimizer)
     try:
         with torch.random.fork_rng([sharded.device] if sharded.device.type == 'cuda' else []):
@@ -98,26 +100,6 @@ def choose_view(optimizer: Optimizer) -> View:
             return view
         said.append(f'{view.name}: {fault}')
     raise ConfigError([_refusal(optimizer, said)])
-
-
-def check_closure(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that runs forward and backward by itself.
-
-    Args:
-        optimizer (Optimizer): The optimizer.
-
-    Raises:
-        ConfigError: If its step needs a closure, which MMEngine's OptimWrapper does not give either.
-    """
-    closure = inspect.signature(type(optimizer).step).parameters.get('closure')
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError(
-            [
-                f'optim_wrapper.optimizer.type: {type(optimizer).__name__}.step needs a closure that runs forward and '
-                "backward again, which MMEngine's OptimWrapper never gives, with or without sharding; use another "
-                'optimizer'
-            ]
-        )
 
 
 class Trial:
