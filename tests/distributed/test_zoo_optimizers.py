@@ -95,24 +95,18 @@ def test_as_under_ddp_or_refused(case: tuple[str, str, dict, str]) -> None:
     assert not any(found), found
 
 
-class Backbone(nn.Module):
+class Deep(BaseModel):
     """Says by itself how deep a parameter is, as mmpretrain's constructor asks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(4))
+        self.head = nn.Linear(4, 3)
+        self.layers[0].requires_grad_(False)
 
     def get_layer_depth(self, name: str, prefix: str = '') -> tuple[int, int]:
         name = name.removeprefix(prefix)
         return (int(name.split('.')[1]) + 1 if name.startswith('layers') else 5), 6
-
-
-class Deep(BaseModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = Backbone()
-        self.head = nn.Linear(4, 3)
-        self.backbone.layers[0].requires_grad_(False)
 
     def forward(self, inputs: torch.Tensor, mode: str = 'tensor') -> torch.Tensor:
         return inputs

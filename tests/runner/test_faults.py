@@ -164,7 +164,7 @@ FAULTS = [
     ),
     (
         {OPTIM: dict(type='OptimWrapper', optimizer=dict(type=torch.optim.Muon, lr=0.1))},
-        'optim_wrapper.optimizer: Muon refuses parameters of 0 dimensions, such as blocks.0.scale: Muon only supports 2D',
+        'optim_wrapper.optimizer: Muon refuses parameters of 0 dimensions, such as blocks.0.scale: Muon only',
     ),
     # Schedulers.
     ({'param_scheduler[0].type': 'LinearRL'}, "param_scheduler[0].type: no class 'LinearRL'"),
@@ -371,7 +371,9 @@ def test_keys_of_no_parameter_are_said(tmp_path: Any) -> None:
     doubts = check_config(cfg, translate_optim_wrapper(cfg['optim_wrapper'], faults), faults)
     assert len(doubts) == 2
     assert "custom_keys: no name of a parameter contains 'absolute_pos_embed'" in doubts[0]
-    assert doubts[1].endswith("has no effect on this model; did you mean 'blocks.2.norm' or 'blocks.1.norm' or 'blocks.0.norm'?")
+    assert doubts[1].endswith(
+        "has no effect on this model; did you mean 'blocks.2.norm' or 'blocks.1.norm' or 'blocks.0.norm'?"
+    )
 
 
 def test_resume_names_itself(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ the dimensions, dtype and shardings that its groups have: copies of it step them
 ([Note: views of parameters]), with the same made-up gradients. The first view that moves them alike, within the bounds
 in which shards are equal to DDP, is the one of the run; an optimizer that no view serves is refused. The stand-ins are
 large and uneven enough for blocks of 256 elements, which 8-bit optimizers make of tensors from 4096 elements on, and
-their gradients change in size, for optimizers that clip.
+their gradients change in size, for optimizers that clip, and are orthogonal to the weights at first, for such as
+project. What an optimizer does on rarer occasions a trial does not see.
 
 It costs a dozen steps of 30 thousand elements, and one exchange of the ranks' findings per view that is tried; neither
 grows with the model. Random states are as before, afterwards.
@@ -133,9 +134,10 @@ class Trial:
         torch.manual_seed(0)
         groups = [self._stand_ins(kinds.values(), view is None, generator) for _, kinds in self.groups.values()]
         copied = self._copy([[param for param, _ in group] for group in groups])
+        starts = self._start()
         for size in GRADIENTS:
-            for param, like in (pair for group in groups for pair in group):
-                grad = size * torch.randn(param.shape, generator=generator).to(param.device, param.dtype)
+            for (param, like), start in zip((pair for group in groups for pair in group), starts, strict=True):
+                grad = _gradient(start, size, generator)
                 param.grad = part_of(grad, like) if isinstance(param, DTensor) else grad
             if view is None:
                 copied.step()
@@ -211,6 +213,18 @@ class Trial:
         generator = torch.Generator().manual_seed(0)
         groups = [self._stand_ins(kinds.values(), True, generator) for _, kinds in self.groups.values()]
         return [param.detach() for group in groups for param, _ in group]
+
+
+def _gradient(weight: Tensor, size: float, generator: torch.Generator) -> Tensor:
+    """Make up a gradient that is orthogonal to a weight, as that of a weight before a norm is.
+
+    Some optimizers project then. Only the first one's is, since weights move.
+    """
+    grad = size * torch.randn(weight.shape, generator=generator).to(weight.device, torch.float64)
+    start = weight.double()
+    if weight.numel() > 1:
+        grad -= start * (grad * start).sum() / start.square().sum().clamp(min=1e-12)
+    return grad.to(weight.dtype)
 
 
 def _judge(ranks: Sequence[Sequence[tuple[str, float, float]]]) -> str | None:
