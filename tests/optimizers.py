@@ -50,6 +50,16 @@ class LambLike(Plain):
         return update * (param.norm() / update.norm().clamp(min=1e-6))
 
 
+class Projecting(Plain):
+    """Takes the part along a weight out of an update where its gradient is orthogonal to it, as AdamP does."""
+
+    def update(self, param: Tensor, grad: Tensor, group: dict) -> Tensor:
+        update = self.momentum(param, grad)
+        if float((grad * param).sum().abs()) < 1e-3 * float(grad.norm() * param.norm()):
+            update = update - param * ((update * param).sum() / param.square().sum().clamp(min=1e-12))
+        return update
+
+
 class Counting(Plain):
     """A step size that the group keeps, found from all gradients."""
 

@@ -78,6 +78,7 @@ KERNELS: dict[str, tuple[Build, str]] = {
 OWN: dict[str, tuple[Build, str]] = {
     'each element by itself': (of(optimizers.Plain, lr=1e-3), HELD),
     'norms': (of(optimizers.LambLike, lr=1e-2), SHARDS),
+    'projections': (of(optimizers.Projecting, lr=1e-3), SHARDS),
     'a number in the group': (of(optimizers.Counting, lr=0.1), SHARDS),
     'blocks of 256 elements': (of(optimizers.InBlocks, lr=1e-2), ONE_BY_ONE),
     'factors of matrices': (of(optimizers.Factored, lr=1e-2), SHARDS),
