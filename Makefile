@@ -54,9 +54,11 @@ test-deepspeed: $(ENVIRONMENT) ## the tests on DeepSpeed, which it installs
 
 # Without what they need besides: their models import without it, and torchvision would choose a torch.
 ZOO := mmsegmentation mmpretrain timm einops ftfy importlib-metadata mat4py markdown model-index ordered-set wcwidth zipp
+# Optimizers.
+ZOO += bitsandbytes lion-pytorch prodigyopt schedulefree torchao
 
 # Only here are these installed; `make test-full` runs the same tests where they are, and skips them elsewhere.
-test-zoo: $(ENVIRONMENT) ## the tests on models of mmseg, mmpretrain and timm, which it installs
+test-zoo: $(ENVIRONMENT) ## the tests on models and optimizers of other packages, which it installs
 	$(PY) -m pip install -c constraints.txt --no-deps $(ZOO)
 	$(PY) -m pytest tests -m zoo
 

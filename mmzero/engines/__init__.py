@@ -2,6 +2,7 @@
 
 from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, engine_of
 from mmzero.engines.build import build_engine
+from mmzero.engines.closure import NO_CLOSURE, needs_closure
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
@@ -12,6 +13,7 @@ from mmzero.engines.whole_weights import accept_whole_tensors
 
 __all__ = [
     'LAUNCHERS',
+    'NO_CLOSURE',
     'Clip',
     'Engine',
     'Forecast',
@@ -24,6 +26,7 @@ __all__ = [
     'failed',
     'init_process_group',
     'meet',
+    'needs_closure',
     'on_rank0',
     'plan_units',
     'started',

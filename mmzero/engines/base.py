@@ -55,6 +55,7 @@ from mmzero.engines.loops import Loop
 from mmzero.engines.state import (
     gather_optimizer,
     gather_tensors,
+    group_names,
     scatter_optimizer,
     scatter_tensors,
 )
@@ -359,19 +360,27 @@ class Engine(ABC):
         """Gather the optimizer's state, one tensor at a time, in torch's own layout. Collective.
 
         Returns:
-            dict: ``Optimizer.state_dict()`` of the unsharded optimizer on rank 0; empty on other ranks.
+            dict: ``Optimizer.state_dict()`` of the unsharded optimizer on rank 0, with the names of the groups'
+                parameters as ``param_names``, which torch and MMEngine pass over; empty on other ranks.
         """
         assert_bound(self)
-        return gather_optimizer(self.optimizer)  # type: ignore[arg-type]
+        state = gather_optimizer(self.optimizer)  # type: ignore[arg-type]
+        if state:
+            state['param_names'] = group_names(self.optimizer, self.model)  # type: ignore[arg-type]
+        return state
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Fill the optimizer's state from rank 0's full one. Collective.
 
         Args:
             state (dict): ``Optimizer.state_dict()`` of an unsharded optimizer on rank 0; ignored elsewhere.
+
+        Raises:
+            CheckpointError: On every rank, if the groups are not those of this run.
         """
         assert_bound(self)
-        scatter_optimizer(self.optimizer, state)  # type: ignore[arg-type]
+        names = group_names(self.optimizer, self.model)  # type: ignore[arg-type]
+        scatter_optimizer(self.optimizer, state, names)  # type: ignore[arg-type]
 
     def scaler_state(self) -> dict[str, Any]:
         """The state of the loss scale.

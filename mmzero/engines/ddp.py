@@ -60,6 +60,7 @@ class DDPEngine(ParamGradEngine):
         self.adopt(model)
         # Not registered as a submodule anywhere: the model keeps its names, and stays the one module tree.
         self._forward = self._replicate(model)
+        self._trained = _trained(model)
 
     def _replicate(self, model: nn.Module) -> nn.Module:
         if not any(param.requires_grad for param in model.parameters()):
@@ -82,12 +83,20 @@ class DDPEngine(ParamGradEngine):
 
     @override
     def micro_step(self, is_last: bool) -> None:
+        if self.model is not None and _trained(self.model) != self._trained:
+            # A hook has frozen or unfrozen parameters. DDP averages the gradients of those that it was built with.
+            self._trained = _trained(self.model)
+            self._forward = self._replicate(self.model)
         if isinstance(self._forward, DistributedDataParallel):
             self._forward.require_backward_grad_sync = is_last
 
     @override
     def total_norm(self, params: list[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
         return get_total_norm([param.grad for param in params if param.grad is not None], norm_type, foreach=foreach)
+
+
+def _trained(model: nn.Module) -> list[bool]:
+    return [param.requires_grad for param in model.parameters()]
 
 
 def _buckets(plan: WrapPlan) -> int:

@@ -58,7 +58,7 @@ class ParamGradEngine(Engine):
             if options.clip is not None and options.clip.by == 'value':
                 for kind in self.kinds(params):
                     torch.nn.utils.clip_grad_value_(kind, **options.clip.options)
-            self.optimizer.step(**kwargs)  # type: ignore[union-attr]
+            self.step_optimizer(**kwargs)
         if self.scaler is not None:
             self.scaler.update()
         self._losses.clear()
@@ -118,6 +118,14 @@ class ParamGradEngine(Engine):
         names: Mapping[Tensor, str] = {param: name for name, param in named if param in trained and param.requires_grad}
         why = describe_nonfinite(names, self.device, self._losses)
         return why if self.anomalies is None else f'{why}; {self.anomalies.describe()}'
+
+    def step_optimizer(self, **kwargs: Any) -> None:
+        """Step the optimizer on complete gradients. Collective.
+
+        Args:
+            **kwargs: As ``torch.optim.Optimizer.step``.
+        """
+        self.optimizer.step(**kwargs)  # type: ignore[union-attr]
 
     def finish_gradients(self) -> None:  # noqa: B027
         """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""

@@ -2,16 +2,24 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from mmzero.engines.meeting import meet
 from mmzero.errors import CheckpointError
+
+ADVICE = (
+    'resume with the model and the optim_wrapper that it was saved with, or start from the weights alone by load_from '
+    'without resume'
+)
+# State of these names has its parameter's shape, in torch's optimizers and those that follow them.
+SHAPED = ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq', 'momentum_buffer', 'square_avg', 'exp_inf', 'acc_delta')
 
 Whole = Callable[[Any], AbstractContextManager]
 """Makes a tensor whole on every rank, for engines whose shards are not DTensors."""
@@ -100,59 +108,85 @@ def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """
     meet("gather the optimizer's state")
     packed = optimizer.state_dict()
-    state: dict[int, dict[str, Any]] = {}
-    for index in sorted(packed['state']):
-        entries = packed['state'][index]
-        state[index] = {name: gather(value) if isinstance(value, Tensor) else value for name, value in entries.items()}
-    return dict(state=state, param_groups=packed['param_groups']) if dist.get_rank() == 0 else {}
+    # What else some optimizers save comes along.
+    full = dict(packed, state={}, param_groups=[_gather_nested(group) for group in packed['param_groups']])
+    for index in sorted(packed['state'], key=_by_index):
+        full['state'][index] = {name: _gather_nested(value) for name, value in packed['state'][index].items()}
+    return full if dist.get_rank() == 0 else {}
 
 
-def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any]) -> None:
+def _gather_nested(value: Any) -> Any:
+    """Gather the tensors of one value, also in a dict of a group or of quantised state."""
+    if isinstance(value, dict):
+        return {key: _gather_nested(item) for key, item in value.items()}
+    return gather(value) if isinstance(value, Tensor) else value
+
+
+def _by_index(key: Any) -> tuple:
+    """The order of parameters; keys that are none last."""
+    return (not isinstance(key, int), key if isinstance(key, int) else str(key))
+
+
+def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any], names: list[list[str]]) -> None:
     """Fill an optimizer's state from the full one of rank 0.
 
     Args:
         optimizer (Optimizer): The optimizer on sharded parameters; changed in place.
-        full (dict): ``Optimizer.state_dict()`` of an unsharded optimizer on rank 0; ignored on other ranks.
+        full (dict): ``Optimizer.state_dict()`` of an unsharded optimizer on rank 0, with or without ``param_names``;
+            ignored on other ranks.
+        names (list[list[str]]): :func:`group_names` of this run.
 
     Raises:
         CheckpointError: On every rank, if the groups do not fit.
     """
     meet("load the optimizer's state")
-    box = [_describe(full)] if dist.get_rank() == 0 else [None]
+    box = [_described(full)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box, src=0)
-    layout, groups = box[0]  # type: ignore[misc]
+    described: dict[str, Any] = box[0]  # type: ignore[assignment]
+    groups = described['param_groups']
     _check_groups(optimizer, groups)
+    check_names(described.pop('param_names', names), names)
     params = [param for group in optimizer.param_groups for param in group['params']]
-    state: dict[int, dict[str, Any]] = {}
-    for index, entries in layout.items():
+    _check_shapes(params, described['state'])
+    state: dict[Any, dict[str, Any]] = {}
+    for index, entries in described['state'].items():
+        own = params[index] if isinstance(index, int) else None
         state[index] = {}
         for name, entry in entries.items():
             source = full['state'][index][name] if dist.get_rank() == 0 else None
-            state[index][name] = _scatter_entry(params[index], entry, source)
-    optimizer.load_state_dict(dict(state=state, param_groups=groups))
+            state[index][name] = _scatter_entry(own, entry, source) if isinstance(entry, _Whole) else entry
+    groups = [_on_devices_of(group, own) for group, own in zip(groups, optimizer.param_groups, strict=True)]
+    optimizer.load_state_dict(dict(described, state=state, param_groups=groups))
 
 
-def _describe(full: dict[str, Any]) -> tuple[dict, list]:
-    """Everything but the tensors, which are named by shape and dtype."""
-    layout = {
+@dataclass(frozen=True)
+class _Whole:
+    """What stands for a plain tensor that comes by itself."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _described(full: dict[str, Any]) -> dict[str, Any]:
+    """Everything but plain tensors of the state. Quantised ones, which are subclasses, are sent as they are."""
+    state = {
         index: {
-            name: (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+            name: _Whole(tuple(value.shape), value.dtype) if type(value) is Tensor else value
             for name, value in entries.items()
         }
-        for index, entries in sorted(full['state'].items())
+        for index, entries in sorted(full['state'].items(), key=lambda item: _by_index(item[0]))
     }
-    return layout, full['param_groups']
+    return dict(full, state=state)
 
 
-def _scatter_entry(param: Tensor, entry: Any, source: Tensor | None) -> Any:
-    if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], torch.dtype)):
-        return entry
-    shape, dtype = entry
-    if shape == tuple(param.shape) and isinstance(param, DTensor):
-        target = torch.zeros_like(param, dtype=dtype, requires_grad=False)
+def _scatter_entry(param: Any, entry: _Whole, source: Tensor | None) -> Any:
+    device = 'cpu' if param is None else param.device
+    if param is not None and entry.shape == tuple(param.shape) and isinstance(param, DTensor):
+        target: Tensor = torch.zeros_like(param, dtype=entry.dtype, requires_grad=False)
     else:
-        # Step counters and the like: whole on every rank. torch keeps them on the CPU unless capturable.
-        target = torch.zeros(shape, dtype=dtype, device=param.device if shape else 'cpu')
+        # Step counters, factors of a matrix and the like: whole on every rank. torch keeps 0-dim ones on the CPU unless
+        # capturable.
+        target = torch.zeros(entry.shape, dtype=entry.dtype, device=device if entry.shape else 'cpu')
     if target.device.type == 'cpu' and dist.get_backend() == 'nccl':
         box = [source]
         dist.broadcast_object_list(box, src=0)
@@ -161,12 +195,70 @@ def _scatter_entry(param: Tensor, entry: Any, source: Tensor | None) -> Any:
     return target
 
 
+def _on_devices_of(group: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Put tensors of a saved group, such as lr, where those of this run's group are."""
+    return {
+        key: value.to(own[key].device) if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) else value
+        for key, value in group.items()
+    }
+
+
 def _check_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
     have = [len(group['params']) for group in optimizer.param_groups]
     saved = [len(group['params']) for group in groups]
     if have != saved:
         raise CheckpointError(
             f'the checkpoint holds an optimizer with {len(saved)} groups and {sum(saved)} parameters, this run has '
-            f'{len(have)} groups and {sum(have)}; resume with the optim_wrapper that it was saved with, or start '
-            'from the weights alone by load_from without resume'
+            f'{len(have)} groups and {sum(have)}{_first_size(saved, have)}; {ADVICE}'
         )
+
+
+def _first_size(saved: list[int], have: list[int]) -> str:
+    """Where two lists of equal length differ."""
+    if len(saved) != len(have):
+        return ''
+    index = next(i for i, (a, b) in enumerate(zip(saved, have, strict=True)) if a != b)
+    return f' (group {index} has {saved[index]} there, {have[index]} here)'
+
+
+def _check_shapes(params: list[Tensor], state: dict[Any, dict[str, Any]]) -> None:
+    for index, entries in state.items():
+        for name in SHAPED:
+            entry = entries.get(name)
+            if isinstance(index, int) and isinstance(entry, _Whole) and entry.shape != tuple(params[index].shape):
+                raise CheckpointError(
+                    f"{name} of parameter {index} of the checkpoint's optimizer has shape {entry.shape}, the parameter "
+                    f'{tuple(params[index].shape)}: the order of parameters is another one; {ADVICE}'
+                )
+
+
+def group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
+    """Name the parameters of each group, in their order.
+
+    Args:
+        optimizer (Optimizer): The optimizer.
+        model (nn.Module): The model whose parameters it has.
+
+    Returns:
+        list[list[str]]: Names by group.
+    """
+    names = {id(param): name for name, param in model.named_parameters()}
+    return [[names.get(id(param), '') for param in group['params']] for group in optimizer.param_groups]
+
+
+def check_names(saved: list[list[str]], ours: list[list[str]]) -> None:
+    """Refuse a checkpoint whose groups have other parameters, or have them in another order.
+
+    Args:
+        saved (list[list[str]]): :func:`group_names` when it was saved.
+        ours (list[list[str]]): Those of this run.
+
+    Raises:
+        CheckpointError: If they differ, with the first that does.
+    """
+    for index, (theirs, own) in enumerate(zip(saved, ours, strict=False)):
+        for there, here in zip(theirs, own, strict=False):
+            if there != here:
+                raise CheckpointError(
+                    f"group {index} of the checkpoint's optimizer has {there!r} where this run's has {here!r}; {ADVICE}"
+                )

@@ -20,6 +20,7 @@ from mmzero.errors import ConfigError, PlanError
 from mmzero.patches import apply_patches
 from mmzero.runner.blame import blame, describe_error
 from mmzero.runner.lookup import advice
+from mmzero.runner.optim_check import check_dimensions
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
 from mmzero.runner.translate import checkpointing_path, is_amp
 from mmzero.runner.unread import Record, refuse_unread, watched
@@ -52,12 +53,16 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
     check_regions(cfg, config.activation_checkpointing, model, faults)
     check_tied(cfg.get('optim_wrapper'), model, faults)
     _check_grad_norms(cfg.get('optim_wrapper'), model, faults)
+    check_dimensions(cfg.get('optim_wrapper'), model, scope, faults)
     left = check_custom_keys_match(cfg.get('optim_wrapper'), model, faults)
     on_cpu = not torch.cuda.is_available()
     if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
         faults.add('sync_bn' if cfg.get('sync_bn') else 'model', 'SyncBatchNorm needs GPUs; use BatchNorm (BN) on CPUs')
     path = 'optim_wrapper.paramwise_cfg.custom_keys'
-    return [f'{path}: no name of a parameter contains {key!r}, which has no effect on this model' for key in left]
+    return [
+        f'{path}: no name of a parameter contains {key!r}, which has no effect on this model{near}'
+        for key, near in left.items()
+    ]
 
 
 def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults) -> None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from mmzero.config import Faults, read_loss_scale
 from mmzero.config.reader import is_number, optional_dtype
 from mmzero.config.step import read_grad_norms, read_max_skips
+from mmzero.engines import NO_CLOSURE, needs_closure
 from mmzero.errors import near_names
 from mmzero.runner.nodes import Nodes
 from mmzero.runner.paramwise import DEFAULT_CONSTRUCTOR, check_paramwise
@@ -134,6 +135,8 @@ def _try_optimizer(cfg: Mapping, constructor: Callable | None, faults: Faults, p
     lr = cfg.get('lr')
     if lr is not None and is_number(lr) and lr < 0:
         faults.add(f'{path}.lr', f'got {lr!r}; expected a number of 0 or more')
+    if isinstance(cls, type) and issubclass(cls, Optimizer) and needs_closure(cls):
+        faults.add(f'{path}.type', f'{type_name(cfg["type"])}: {NO_CLOSURE}')
     if len(faults.lines) > before or not plain:
         return None
     errors: list[Exception] = []
@@ -141,14 +144,51 @@ def _try_optimizer(cfg: Mapping, constructor: Callable | None, faults: Faults, p
     for shape in ((2, 2), (2,)):
         params = [nn.Parameter(torch.zeros(shape))]
         try:
-            return cls(params, **{key: copy.deepcopy(value) for key, value in cfg.items() if key not in _MARKS})
+            return cls(params, **_settings(cfg))
         except USER_ERRORS as error:
             errors.append(error)
     faults.add(path, f'{type_name(cfg["type"])} refuses its arguments: {errors[0]}')
     return None
 
 
-_MARKS = ('type', '_scope_')
+def _settings(cfg: Mapping) -> dict[str, Any]:
+    """Arguments of an optimizer, copied, without what names its class."""
+    return {key: copy.deepcopy(value) for key, value in cfg.items() if key not in ('type', '_scope_')}
+
+
+def check_dimensions(cfg: Any, model: nn.Module, scope: str, faults: Faults) -> None:
+    """Build the optimizer on one small parameter of each number of dimensions that the model's parameters have.
+
+    Args:
+        cfg (dict, optional): ``optim_wrapper``. Constructors of other packages choose parameters by themselves.
+        model (nn.Module): The model; its parameters may be on the meta device.
+        scope (str): The default scope.
+        faults (Faults): Takes what the optimizer refuses, such as torch's Muon all but matrices. Nothing is added where
+            the optimizer has a fault already.
+    """
+    optimizer = cfg.get('optimizer') if isinstance(cfg, Mapping) else None
+    path = 'optim_wrapper.optimizer'
+    plain = isinstance(cfg, Mapping) and cfg.get('constructor', DEFAULT_CONSTRUCTOR) == DEFAULT_CONSTRUCTOR
+    if not isinstance(optimizer, Mapping) or not plain or faults.at(path):
+        return
+    with DefaultScope.overwrite_default_scope(scope):
+        cls = OPTIMIZERS.get(optimizer['type']) if isinstance(optimizer.get('type'), str) else optimizer.get('type')
+    if not callable(cls):
+        return
+    examples: dict[int, str] = {}
+    for name, param in model.named_parameters():
+        examples.setdefault(param.dim(), name)
+    for dims, name in sorted(examples.items()):
+        try:
+            cls([nn.Parameter(torch.zeros((2,) * dims))], **_settings(optimizer))
+        except USER_ERRORS as error:
+            faults.add(
+                path,
+                f'{type_name(optimizer["type"])} refuses parameters of {dims} dimensions, such as {name}: {error}. Use '
+                'an optimizer that treats the others in another way by itself (timm.optim.Muon does), or register a '
+                'constructor that gives it those that it takes, and a second optimizer the rest',
+            )
+            return
 
 
 def check_schedulers(cfg: Any, optimizer: Optimizer | None, train_cfg: Any, scope: str, faults: Faults) -> None:

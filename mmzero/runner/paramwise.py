@@ -109,7 +109,7 @@ def check_tied(cfg: Any, model: nn.Module, faults: Faults) -> None:
         faults.add(path, f'the model ties {tied[0]}, which would be in two groups; set bypass_duplicate=True')
 
 
-def check_custom_keys_match(cfg: Any, model: nn.Module, faults: Faults) -> list[str]:
+def check_custom_keys_match(cfg: Any, model: nn.Module, faults: Faults) -> dict[str, str]:
     """Find ``custom_keys`` that are in no parameter's name.
 
     Args:
@@ -118,8 +118,8 @@ def check_custom_keys_match(cfg: Any, model: nn.Module, faults: Faults) -> list[
         faults (Faults): Takes keys that look like a misspelling.
 
     Returns:
-        list[str]: The other keys without a parameter. Stock configs have such, for models that may or may not
-        have a certain parameter.
+        dict[str, str]: The other keys without a parameter, with the names nearest to them. Stock configs have such, for
+        models that may or may not have a certain parameter.
     """
     paramwise = cfg.get('paramwise_cfg') if isinstance(cfg, Mapping) else None
     keys = paramwise.get('custom_keys') if isinstance(paramwise, Mapping) else None
@@ -127,14 +127,15 @@ def check_custom_keys_match(cfg: Any, model: nn.Module, faults: Faults) -> list[
     # The constructor matches by `key in name`, with the name of a parameter of the model itself after a dot.
     unmatched = [key for key in (keys or ()) if isinstance(key, str) and not any(key in f'.{name}' for name in names)]
     words = set().union(*map(_parts, names))
-    left = []
+    left = {}
     for key in unmatched:
         close = difflib.get_close_matches(key, words, n=3, cutoff=NEAR)
         if close:
             path = f'optim_wrapper.paramwise_cfg.custom_keys.{key}'
             faults.add(path, f'is in no name of a parameter{near_names(key, close)}')
         else:
-            left.append(key)
+            nearest = difflib.get_close_matches(key, words, n=3, cutoff=0.6)
+            left[key] = near_names(key, nearest) if nearest else ''
     return left
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
@@ -157,6 +158,14 @@ FAULTS = [
     ),
     ({f'{PARAMWISE}.custom_keys': dict(stem=0.1)}, 'custom_keys.stem: got 0.1; expected a dict'),
     ({f'{OPTIMIZER}.weight_decay': MISSING}, 'norm_decay_mult: needs optim_wrapper.optimizer.weight_decay'),
+    (
+        {OPTIM: dict(type='OptimWrapper', optimizer=dict(type='LBFGS', lr=0.1))},
+        'optim_wrapper.optimizer.type: LBFGS: its step needs a closure',
+    ),
+    (
+        {OPTIM: dict(type='OptimWrapper', optimizer=dict(type=torch.optim.Muon, lr=0.1))},
+        'optim_wrapper.optimizer: Muon refuses parameters of 0 dimensions, such as blocks.0.scale: Muon only',
+    ),
     # Schedulers.
     ({'param_scheduler[0].type': 'LinearRL'}, "param_scheduler[0].type: no class 'LinearRL'"),
     (
@@ -354,10 +363,17 @@ def test_a_good_config_has_no_fault(tmp_path: Any, setting: str) -> None:
 
 def test_keys_of_no_parameter_are_said(tmp_path: Any) -> None:
     """Stock configs have keys for parameters that some models lack."""
-    cfg = spoilt(tmp_path, {f'{PARAMWISE}.custom_keys': dict(absolute_pos_embed=dict(decay_mult=0.0))})
+    cfg = spoilt(
+        tmp_path,
+        {f'{PARAMWISE}.custom_keys': dict(absolute_pos_embed=dict(decay_mult=0.0), blockss_norm=dict(lr_mult=1.0))},
+    )
     faults = Faults()
-    (doubt,) = check_config(cfg, translate_optim_wrapper(cfg['optim_wrapper'], faults), faults)
-    assert "custom_keys: no name of a parameter contains 'absolute_pos_embed'" in doubt
+    doubts = check_config(cfg, translate_optim_wrapper(cfg['optim_wrapper'], faults), faults)
+    assert len(doubts) == 2
+    assert "custom_keys: no name of a parameter contains 'absolute_pos_embed'" in doubts[0]
+    assert doubts[1].endswith(
+        "has no effect on this model; did you mean 'blocks.2.norm' or 'blocks.1.norm' or 'blocks.0.norm'?"
+    )
 
 
 def test_resume_names_itself(tmp_path: Path) -> None:

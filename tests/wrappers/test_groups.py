@@ -75,13 +75,8 @@ CONFIGS: dict[str, dict] = {
 def groups_of(net: nn.Module, optim: Any) -> list[dict]:
     """Every option of every group, with its parameters by name, in their order."""
     names = {id(param): name for name, param in net.named_parameters()}
-    options = ('lr', 'initial_lr', 'weight_decay', 'momentum', 'param_names', 'group_name', 'lr_scale')
     return [
-        {
-            **{name: group[name] for name in options if name in group},
-            'params': [names[id(param)] for param in group['params']],
-        }
-        for group in optim.optimizer.param_groups
+        {**group, 'params': [names[id(param)] for param in group['params']]} for group in optim.optimizer.param_groups
     ]
 
 

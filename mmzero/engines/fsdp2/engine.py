@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from mmengine.logging import print_log
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -22,11 +23,12 @@ from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.first_iterations import FirstIterations
 from mmzero.engines.fsdp2.following import Following
 from mmzero.engines.fsdp2.forecast import forecast
-from mmzero.engines.fsdp2.kinds import by_kind, separate_kinds
+from mmzero.engines.fsdp2.kinds import by_kind
 from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
 from mmzero.engines.fsdp2.prefetch import ForwardPrefetch
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import rules_of
+from mmzero.engines.fsdp2.trial import choose_view
 from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
 from mmzero.engines.loops import Loop
@@ -158,7 +160,9 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
-        separate_kinds(optimizer)
+        self.view = choose_view(optimizer)
+        if self.view.costs:
+            print_log(f'optim_wrapper.optimizer: {type(optimizer).__name__} {self.view.costs}', 'current')
         return super().bind(optimizer, loss_scale)
 
     @override
@@ -166,14 +170,12 @@ class FSDP2Engine(ParamGradEngine):
         return by_kind(params)
 
     @override
-    def total_norm(self, params: list[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
-        return total_norm(params, norm_type, foreach)
+    def step_optimizer(self, **kwargs: Any) -> None:
+        self.view.step(self.optimizer, **kwargs)  # type: ignore[arg-type]
 
     @override
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        super().load_optimizer_state(state)
-        # The saved groups brought their own foreach along.
-        separate_kinds(self.optimizer)  # type: ignore[arg-type]
+    def total_norm(self, params: list[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
+        return total_norm(params, norm_type, foreach)
 
     @override
     def finish_gradients(self) -> None:

@@ -15,7 +15,7 @@ class ReplicatedParameters:
     """
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
-        self.params = [param for param in params if param.requires_grad]
+        self.params = params
 
     def reduce_gradients(self) -> None:
         """Average the gradients over all ranks; one used on no rank keeps none. Collective, once per step.
@@ -23,16 +23,18 @@ class ReplicatedParameters:
         Communication: one all-reduce of all of them, in float32. The host waits for it only where a parameter has no
         gradient on this rank.
         """
-        if not self.params:
+        # Asked anew each time: hooks freeze and unfreeze during a run.
+        params = [param for param in self.params if param.requires_grad]
+        if not params:
             return
-        grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in self.params]
-        used = torch.tensor([float(param.grad is not None) for param in self.params], device=grads[0].device)
+        grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
+        used = torch.tensor([float(param.grad is not None) for param in params], device=grads[0].device)
         packed = torch.cat([*(grad.detach().flatten().to(torch.float32) for grad in grads), used])
         dist.all_reduce(packed)
         packed /= dist.get_world_size()
-        *means, used = packed.split([*(param.numel() for param in self.params), len(self.params)])
-        is_used = [param.grad is not None for param in self.params]
+        *means, used = packed.split([*(param.numel() for param in params), len(params)])
+        is_used = [param.grad is not None for param in params]
         if not all(is_used):
             is_used = [share > 0 for share in used.tolist()]
-        for param, mean, keeps in zip(self.params, means, is_used, strict=True):
+        for param, mean, keeps in zip(params, means, is_used, strict=True):
             param.grad = mean.view(param.shape).to(param.dtype).clone() if keeps else None
