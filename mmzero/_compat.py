@@ -238,6 +238,30 @@ def before_phases(module: FSDPModule, call: Callable[[str], None]) -> None:
             _call_before(group, name, functools.partial(come_to, group, phase))
 
 
+def keep_requires_grad(root: FSDPModule) -> None:
+    """Let ``requires_grad_`` hold whether a parameter is gathered or not when it is called.
+
+    FSDP2 hands it from shards to gathered parameters alone, and a model that freezes a network while that is gathered
+    would find it as before after the next gathering. Remove once FSDP2 hands it back, too.
+
+    Args:
+        root (FSDPModule): The sharded model.
+    """
+
+    def hand_back(group: Any) -> None:
+        for param in group.fsdp_params:
+            info = param._module_info
+            current = getattr(info.module, info.param_name)
+            if current.requires_grad != param.sharded_param.requires_grad:
+                param.sharded_param.requires_grad_(current.requires_grad)
+
+    for module in root.modules():  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule):
+            for group in _param_groups(module):
+                for method in ('_to_sharded', '_to_sharded_post_forward', '_to_unsharded'):
+                    _call_before(group, method, functools.partial(hand_back, group))
+
+
 def drop_gathered_ahead(module: FSDPModule) -> None:
     """Drop what was gathered ahead for a unit that has not run since.
 

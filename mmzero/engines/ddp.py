@@ -14,14 +14,20 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from mmzero._compat import ddp_buffer_arguments
+from mmzero.engines.averaging import BUCKET_BYTES, average_gradients
 from mmzero.engines.forecast import Forecast
-from mmzero.engines.materialize import materialize_model
+from mmzero.engines.materialize import (
+    check_same_model,
+    materialize_buffers,
+    materialize_parameters,
+    parameter_slots,
+)
 from mmzero.engines.param_grads import ParamGradEngine
+from mmzero.errors import ConfigError
 from mmzero.policies import Gathering, WrapPlan
 
 # DDP's defaults: the first bucket is small, so that reducing starts early.
 FIRST_BUCKET_BYTES = 2**20
-BUCKET_BYTES = 25 * 2**20
 
 
 class DDPEngine(ParamGradEngine):
@@ -55,10 +61,42 @@ class DDPEngine(ParamGradEngine):
 
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
-        materialize_model(model, self.device)
-        self.adopt(model)
+        check_same_model(model)
+        materialize_buffers(model, self.device)
+        self.shard_units(model, plan)
+
+    @override
+    def shard_units(self, model: nn.Module, plan: WrapPlan) -> None:
+        params = dict(model.named_parameters())
+        names = [name for unit in plan.units for name in unit.params]
+        materialize_parameters([params[name] for name in names], parameter_slots(model), self.device)
+        self.adopt(model, plan.root.name)
+        self.averages_at_step = False
+        self.module = model.get_submodule(plan.root.name)
+        # Models freeze a network while another one trains.
+        self.trained = [param for param in self.module.parameters() if param.requires_grad]
         # Not registered as a submodule anywhere: the model keeps its names, and stays the one module tree.
-        self._forward = self._replicate(model)
+        self._forward = self.module if plan.root.separate else self._replicate(self.module)
+
+    @override
+    def let_model_step(self) -> None:
+        # [Note: without DDP]
+        self.averages_at_step = True
+        self._forward = self.module
+        for name in ('broadcast_buffers', 'static_graph'):
+            if getattr(self.config, name):
+                why = 'is for DDP, and gradients are averaged without it where the model itself steps several optimizers; remove it'
+                raise ConfigError([f'model_wrapper_cfg.{name}: {why}'])
+
+    @override
+    def finish_gradients(self, only: set[int] | None = None) -> None:
+        if self.averages_at_step:
+            own = [param for param in self.trained if only is None or id(param) in only]
+            average_gradients(own, self.device)
+
+    @override
+    def params(self) -> list[nn.Parameter]:
+        return [*self.module.parameters()]
 
     def _replicate(self, model: nn.Module) -> nn.Module:
         if not any(param.requires_grad for param in model.parameters()):

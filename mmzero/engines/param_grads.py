@@ -11,12 +11,40 @@ from typing_extensions import override
 from mmzero.config import LossScale
 from mmzero.engines.base import Clip, Engine, assert_bound
 from mmzero.engines.loss_scaler import LossScaler
+from mmzero.policies import WrapPlan
 
 
 class ParamGradEngine(Engine):
     """What DDP and FSDP2 have in common: the optimizer steps on the parameters themselves."""
 
     scaler: LossScaler | None = None
+
+    is_shared = False
+    """Whether other optimizers hold some of its parameters."""
+
+    @abstractmethod
+    def shard_units(self, model: nn.Module, plan: WrapPlan) -> None:
+        """Shard the units of a plan, which is the model's or one child's. Collective.
+
+        Args:
+            model (nn.Module): The model, the same on every rank, its buffers in place.
+            plan (WrapPlan): The units, the outermost last.
+        """
+
+    def watch_over(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027
+        """Watch iterations of a whole model, of which this engine has sharded one child.
+
+        Args:
+            model (nn.Module): The model, sharded.
+            plan (WrapPlan): The units of all children.
+        """
+
+    def suit(self, optimizer: Optimizer) -> None:  # noqa: B027
+        """Change options of an optimizer's groups that parameters of this engine cannot have.
+
+        Args:
+            optimizer (Optimizer): It holds such parameters.
+        """
 
     @override
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
@@ -32,7 +60,7 @@ class ParamGradEngine(Engine):
     @override
     def step(self, clip: Clip | None = None, **kwargs: Any) -> Tensor | None:
         assert_bound(self)
-        self.finish_gradients()
+        self.finish_gradients(self.own_params() if self.is_shared else None)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         norm = None if clip is None else self._clip(clip)
@@ -40,7 +68,20 @@ class ParamGradEngine(Engine):
             self.optimizer.step(**kwargs)  # type: ignore[union-attr]
         if self.scaler is not None:
             self.scaler.update()
+        self.after_step()
         return norm
+
+    def params(self) -> list[nn.Parameter]:
+        """The parameters that this engine has sharded."""
+        raise RuntimeError('no parameter was sharded yet')
+
+    def own_params(self) -> set[int]:
+        """``id`` of the parameters that the bound optimizer holds."""
+        groups = self.optimizer.param_groups  # type: ignore[union-attr]
+        return {id(param) for group in groups for param in group['params']}
+
+    def after_step(self) -> None:  # noqa: B027
+        """Be told that the optimizer has moved parameters."""
 
     @override
     def scaler_state(self) -> dict[str, Any]:
@@ -61,8 +102,12 @@ class ParamGradEngine(Engine):
             return None
         return self.clip_norm(params, **clip.options)
 
-    def finish_gradients(self) -> None:  # noqa: B027
-        """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""
+    def finish_gradients(self, only: set[int] | None = None) -> None:  # noqa: B027
+        """Complete what backward left open, before gradients are clipped or used. Once per step, collective.
+
+        Args:
+            only (set[int], optional): ``id`` of the parameters that step. Defaults to None: all.
+        """
 
     def clip_value(self, params: list[nn.Parameter], **kwargs: Any) -> None:
         """Clip each element of the gradients.

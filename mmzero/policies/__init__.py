@@ -11,6 +11,7 @@ from mmzero.policies.module_name import ModuleNamePolicy
 from mmzero.policies.overrides import apply_overrides, resolve_rules
 from mmzero.policies.plan import WrapPlan, make_plan, with_methods
 from mmzero.policies.policy import Choice, WrapPolicy
+from mmzero.policies.separate import separate_children, separate_plan, within
 from mmzero.policies.size import SizePolicy
 from mmzero.policies.table import plan_table
 from mmzero.policies.tree import plan_tree
@@ -41,6 +42,9 @@ __all__ = [
     'replicated',
     'apply_overrides',
     'resolve_rules',
+    'separate_children',
+    'separate_plan',
     'with_methods',
+    'within',
     'without',
 ]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from mmzero.config import LossScale, read_loss_scale
 from mmzero.config.reader import optional_dtype
-from mmzero.engines import Clip, engine_of
+from mmzero.engines import Clip, engine_for
 from mmzero.errors import ConfigError
 
 
@@ -23,7 +23,8 @@ class ZeroOptimWrapper(OptimWrapper):
     """MMEngine's optimizer wrapper over an engine: clipping, accumulation and mixed precision as under DDP.
 
     Args:
-        optimizer (Optimizer): Built on the parameters of a ZeroModelWrapper.
+        optimizer (Optimizer): Built on the parameters of a ZeroModelWrapper, on all of them or on some: several
+            optimizers make an ``OptimWrapperDict``, for a model with a ``train_step`` of its own.
         accumulative_counts (int): Micro-batches per optimizer step. Defaults to 1.
         clip_grad (dict, optional): Arguments of ``torch.nn.utils.clip_grad_norm_``, or with ``type='value'`` of
             ``clip_grad_value_``. Defaults to None.
@@ -33,10 +34,13 @@ class ZeroOptimWrapper(OptimWrapper):
             arguments of ``torch.amp.GradScaler``. Defaults to None: 'dynamic' in float16, none otherwise.
 
     Raises:
-        ConfigError: If the optimizer was not built on the parameters of one ZeroModelWrapper, the dtype is not
+        ConfigError: If the optimizer was not built on parameters of one ZeroModelWrapper, the dtype is not
             supported, autocast would run over fp32 units at stage 3, the engine cannot clip so, or a scale is given
             for another dtype than float16.
     """
+
+    is_stand_in = False
+    """Whether the batch is one that does not count, so that gradients are zeros."""
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class ZeroOptimWrapper(OptimWrapper):
         dtype: str | torch.dtype | None = None,
         loss_scale: str | float | dict | None = None,
     ) -> None:
-        self.engine = engine_of(param for group in optimizer.param_groups for param in group['params'])
+        self.engine = engine_for(param for group in optimizer.param_groups for param in group['params'])
         try:
             self.dtype = optional_dtype(dtype)
         except ValueError as error:
@@ -90,7 +94,7 @@ class ZeroOptimWrapper(OptimWrapper):
             loss (Tensor): The loss, divided by the number of micro-batches.
             **kwargs: As ``torch.Tensor.backward``.
         """
-        self.engine.backward(loss, **kwargs)
+        self.engine.backward(0 * loss if self.is_stand_in else loss, **kwargs)
         self._inner_count += 1
 
     def step(self, **kwargs: Any) -> None:

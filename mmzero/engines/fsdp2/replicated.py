@@ -17,18 +17,22 @@ class ReplicatedParameters:
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = [param for param in params if param.requires_grad]
 
-    def reduce_gradients(self) -> None:
+    def reduce_gradients(self, only: set[int] | None = None) -> None:
         """Average the gradients over all ranks; one used on no rank keeps none. Collective, once per step.
 
         Communication: one all-reduce of all of them, in float32.
+
+        Args:
+            only (set[int], optional): ``id`` of the parameters that step. Defaults to None: all.
         """
-        if not self.params:
+        params = [param for param in self.params if only is None or id(param) in only]
+        if not params:
             return
-        grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in self.params]
-        used = torch.tensor([float(param.grad is not None) for param in self.params], device=grads[0].device)
+        grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
+        used = torch.tensor([float(param.grad is not None) for param in params], device=grads[0].device)
         packed = torch.cat([*(grad.detach().flatten().to(torch.float32) for grad in grads), used])
         dist.all_reduce(packed)
         packed /= dist.get_world_size()
-        *means, used = packed.split([*(param.numel() for param in self.params), len(self.params)])
-        for param, mean, share in zip(self.params, means, used, strict=True):
+        *means, used = packed.split([*(param.numel() for param in params), len(params)])
+        for param, mean, share in zip(params, means, used, strict=True):
             param.grad = mean.view(param.shape).to(param.dtype).clone() if share > 0 else None
