@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from mmzero._compat import (
+    DoubleBackward,
     before_phases,
     keep_requires_grad,
     reduce_in_one_dtype,
@@ -118,7 +119,7 @@ class FSDP2Engine(ParamGradEngine):
         self._note_places(model, plan)
         self.prefetch = ForwardPrefetch(self.units)
         self.following: Following | None = None
-        self.reshards_after_step = False
+        self.double_backward: DoubleBackward | None = None
         self.adopt(model, plan.root.name)
 
     def _note_places(self, model: nn.Module, plan: WrapPlan) -> None:
@@ -146,12 +147,12 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def let_model_step(self) -> None:
-        if self.reshards_after_step:
+        if self.double_backward is not None:
             return
-        self.reshards_after_step = True
         # An optimizer may step between two units, and what was gathered ahead would be old.
         self.prefetch.turn_off()
         keep_requires_grad(self.root)
+        self.double_backward = DoubleBackward(self.root)
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -216,13 +217,16 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def finish_gradients(self, only: set[int] | None = None) -> None:
+        if self.double_backward is not None:
+            self.double_backward.reduce_the_rest()
         self.replicated.reduce_gradients(only)
         if self.unused is not None:
             self.unused.drop_zeros(only)
 
     @override
     def after_step(self) -> None:
-        if self.reshards_after_step:
+        if self.double_backward is not None:
+            self.double_backward.release()
             # What a forward without a backward left gathered would compute with old weights.
             for module in (*self.units, self.root):
                 module.reshard()
