@@ -115,7 +115,9 @@ def children_apart(value: Any) -> bool | dict[str, torch.dtype | None]:
         return value
     if isinstance(value, Mapping) and value and all(isinstance(name, str) for name in value):
         return {name: optional_dtype(dtype) for name, dtype in value.items()}
-    raise ValueError("expected True, False, or a dict from a child's name to a dtype, such as dict(generator='bfloat16')")
+    raise ValueError(
+        "expected True, False, or a dict from a child's name to a dtype, such as dict(generator='bfloat16')"
+    )
 
 
 @dataclass(frozen=True)

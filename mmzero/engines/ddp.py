@@ -85,7 +85,7 @@ class DDPEngine(ParamGradEngine):
         self._forward = self.module
         for name in ('broadcast_buffers', 'static_graph'):
             if getattr(self.config, name):
-                why = 'is for DDP, and gradients are averaged without it where the model itself steps several optimizers; remove it'
+                why = 'is for DDP, which is not used where the model itself steps several optimizers; remove it'
                 raise ConfigError([f'model_wrapper_cfg.{name}: {why}'])
 
     @override

@@ -20,7 +20,7 @@ from mmzero.engines.materialize import (
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
-from mmzero.policies import Gathering, WrapPlan, WrapPolicy, separate_plan, within
+from mmzero.policies import Gathering, WrapPlan, WrapPolicy, of_child, separate_plan, within
 
 
 class SeparateEngine(Engine):
@@ -92,7 +92,7 @@ class SeparateEngine(Engine):
 
     def _config_of(self, name: str) -> ZeroConfig:
         dtypes, precision = self._dtypes, self.config.precision
-        dtype = dtypes.get(name, precision.param_dtype)
+        dtype = of_child(name, dtypes, precision.param_dtype)
         return replace(self.config, precision=replace(precision, param_dtype=dtype))
 
     @property

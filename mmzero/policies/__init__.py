@@ -11,7 +11,7 @@ from mmzero.policies.module_name import ModuleNamePolicy
 from mmzero.policies.overrides import apply_overrides, resolve_rules
 from mmzero.policies.plan import WrapPlan, make_plan, with_methods
 from mmzero.policies.policy import Choice, WrapPolicy
-from mmzero.policies.separate import separate_children, separate_plan, within
+from mmzero.policies.separate import of_child, separate_children, separate_plan, within
 from mmzero.policies.size import SizePolicy
 from mmzero.policies.table import plan_table
 from mmzero.policies.tree import plan_tree
@@ -36,6 +36,7 @@ __all__ = [
     'build_policy',
     'ineligible',
     'make_plan',
+    'of_child',
     'plan_figures',
     'plan_table',
     'plan_tree',

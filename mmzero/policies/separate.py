@@ -9,11 +9,12 @@ them is called, and is such a child. What is frozen from the start stays whole o
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from mmzero.errors import PlanError, near_names
+from mmzero.errors import ConfigError, near_names
 from mmzero.policies.eligible import has_no_forward
 from mmzero.policies.plan import WrapPlan, innermost, make_plan, with_methods
 from mmzero.policies.policy import WrapPolicy
@@ -33,17 +34,19 @@ def separate_children(model: nn.Module) -> tuple[str, ...]:
         tuple[str, ...]: Their paths, in the order of the model.
 
     Raises:
-        PlanError: If none does, if trained parameters lie outside of all of them, or two of them share one.
+        ConfigError: If none does, if trained parameters lie outside of all of them, or two of them share one.
     """
     found = tuple(path for name, child in model.named_children() for path in _trained(name, child))
     if not found:
-        raise PlanError(f'{_PATH}: no child of this {type(model).__name__} has trained parameters')
+        raise ConfigError([f'{_PATH}: no child of this {type(model).__name__} has trained parameters'])
     outside = [name for name, param in model.named_parameters() if param.requires_grad and not innermost(name, found)]
     if outside:
-        raise PlanError(
-            f'{_PATH}: {", ".join(outside[:3])} {"trains" if len(outside) == 1 else "train"}, and no child that is '
-            f'called holds {"it" if len(outside) == 1 else "them"}, so that nothing would average the gradients over '
-            'ranks; put such parameters into a child with a forward, or freeze them'
+        raise ConfigError(
+            [
+                f'{_PATH}: no child that is called holds the trained {", ".join(outside[:3])}, so that nothing would '
+                'gather them or average their gradients over ranks; put such parameters into a child with a forward, '
+                'or freeze them'
+            ]
         )
     _check_shared(model, found)
     return found
@@ -65,10 +68,12 @@ def _check_shared(model: nn.Module, names: tuple[str, ...]) -> None:
         owner = innermost(path, names)
         first, first_path = owners.setdefault(id(param), (owner, path))
         if first != owner:
-            raise PlanError(
-                f'{_PATH}: {first_path} and {path} are one parameter, of the children {first or "(none)"} and '
-                f'{owner or "(none)"}, which are sharded by themselves and would each reduce its gradient; give each '
-                'child its own, or make one child of both'
+            raise ConfigError(
+                [
+                    f'{_PATH}: {first_path} and {path} are one parameter, of the children {first or "(none)"} and '
+                    f'{owner or "(none)"}, which are sharded by themselves and would each reduce its gradient; give '
+                    'each child its own, or make one child of both'
+                ]
             )
 
 
@@ -88,12 +93,17 @@ def separate_plan(
         the model holds what is frozen.
 
     Raises:
-        PlanError: If the policy does not fit the children, or these cannot be separate.
+        PlanError: If the policy does not fit the children.
+        ConfigError: If these cannot be separate.
     """
     roots = separate_children(model)
     dtypes = dtypes or {}
-    for name in dtypes.keys() - set(roots):
-        raise PlanError(f'{_PATH}: {name!r} is no child with trained parameters{near_names(name, roots)}')
+    wrong = [name for name in dtypes if not any(innermost(root, [name]) for root in roots)]
+    if wrong:
+        known = [*roots, *(root.split('.')[0] for root in roots)]
+        raise ConfigError(
+            [f'{_PATH}: {name!r} is no child with trained parameters{near_names(name, known)}' for name in wrong]
+        )
     # The model's own code, which decides when a child is called, says nothing about the units within.
     chosen = policy(_only(model, roots))
     names = [unit.name for unit in chosen.units if unit.name]
@@ -108,13 +118,28 @@ def separate_plan(
         own = rules.get(unit.name, unit.rules)
         if not unit.name:
             return replace(unit, rules=replace(own, shard=False))
-        root = innermost(unit.name, roots)
-        if root in dtypes and not unit.separate and own.param_dtype is None:
-            own = replace(own, param_dtype=dtypes[root] or torch.float32)
+        dtype = of_child(innermost(unit.name, roots), dtypes, False)
+        if dtype is not False and not unit.separate and own.param_dtype is None:
+            own = replace(own, param_dtype=dtype or torch.float32)
         return replace(unit, rules=own)
 
     faults = (*chosen.faults, *_reached_into(model, plan, roots))
     return replace(plan, units=tuple(complete(unit) for unit in plan.units), faults=faults)
+
+
+def of_child(name: str, values: Mapping[str, Any], default: Any) -> Any:
+    """Look up what is said of a child, or of the container that it is in.
+
+    Args:
+        name (str): Path of the child.
+        values (Mapping[str, Any]): By the paths of children or containers.
+        default (Any): Where nothing is said.
+
+    Returns:
+        Any: What is said of the nearest.
+    """
+    found = innermost(name, values.keys())
+    return values[found] if found else default
 
 
 def _only(model: nn.Module, roots: tuple[str, ...]) -> nn.Module:

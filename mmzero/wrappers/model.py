@@ -161,7 +161,8 @@ class ZeroModelWrapper(nn.Module):
         if self._steps['train_step'] == 1:
             check_own_step(self.module, self.budget is not None)
             self.engine.let_model_step()
-        with self.engine.watching('train'), standing_in(optim_wrapper, self.stand_in.is_used):
+        standing = standing_in(optim_wrapper, self.stand_in.is_used)
+        with self.engine.watching('train'), self.engine.reduced_precision(), standing:
             log_vars = self.module.train_step(data, optim_wrapper)
         if self._steps['train_step'] == 1:
             self._tell_of_idle_regions()
