@@ -5,6 +5,7 @@ import itertools
 import types
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -126,7 +127,7 @@ def adams(net: nn.Module) -> dict[str, torch.optim.Optimizer]:
 def build_gan_pair(net: nn.Module, optimizers: Callable, wrapper: dict, optim: dict[str, dict]) -> tuple[Any, Any]:
     """Wrap a model and its optimizers, by mmzero or, where ``wrapper`` is empty, by MMEngine's separate DDP."""
     if wrapper:
-        wrapped: Any = ZeroModelWrapper(module=net, separate=True, **wrapper)
+        wrapped: Any = ZeroModelWrapper(module=net, **{'separate': True, **wrapper})
     else:
         wrapped = MMSeparateDistributedDataParallel(net.to(this_device()), find_unused_parameters=True)
     built = {}
@@ -196,3 +197,89 @@ def _record_steps(record: Record, model: Any, key: str, optim: OptimWrapper) -> 
 
     optim.optimizer.register_step_pre_hook(keep_gradients)
     optim.step = types.MethodType(step_and_keep_norm, optim)
+
+
+class Averaging(OptimWrapper):
+    """What is right whatever the model does: gradients are averaged once, when they are complete."""
+
+    def step(self, **kwargs: Any) -> None:
+        for param in (param for group in self.optimizer.param_groups for param in group['params']):
+            if param.grad is not None:
+                dist.all_reduce(param.grad)
+                param.grad /= dist.get_world_size()
+        super().step(**kwargs)
+
+
+class Bare(nn.Module):
+    """A model that nothing synchronises."""
+
+    def __init__(self, module: nn.Module, **_: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def train_step(self, *args: Any) -> Any:
+        return self.module.train_step(*args)
+
+
+def train_by_hand(*args: Any, **kwargs: Any) -> Record:
+    """As :func:`train_gan` without DDP, by :class:`Averaging`."""
+    stock = dict(MMSeparateDistributedDataParallel=Bare, OptimWrapper=Averaging)
+    with patch.multiple('tests.distributed.gan', **stock):
+        return train_gan(*args, **kwargs)
+
+
+class Penalised(Gan):
+    """With a penalty on the gradient between real and fake, as WGAN-GP, and on that at real ones by itself, as R1."""
+
+    def train_discriminator(self, real: torch.Tensor, noise: torch.Tensor, optim: OptimWrapper) -> dict:
+        set_requires_grad(self.discriminator, True)
+        with optim.optim_context(self.discriminator):
+            with torch.no_grad():
+                fake = self.generator(noise)
+            slope = self.slope(real + 0.3 * (fake - real))
+            fit = nn.functional.softplus(-self.discriminator(real)) + nn.functional.softplus(self.discriminator(fake))
+            loss = fit.mean() + (slope.norm(dim=1) - 1).square().mean()
+        optim.backward(optim.scale_loss(loss))
+        with optim.optim_context(self.discriminator):
+            lazy = self.slope(real).square().sum(dim=1).mean()
+        optim.backward(optim.scale_loss(lazy))
+        optim.step()
+        optim.zero_grad()
+        return dict(loss_d=loss.detach(), lazy=lazy.detach())
+
+    def slope(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.discriminator(x).sum(), x, create_graph=True)[0]
+
+
+class Peeking(Gan):
+    """Looks at its networks without a backward, around steps, and freezes them while they are gathered."""
+
+    def train_discriminator(self, real: torch.Tensor, noise: torch.Tensor, optim: OptimWrapper) -> dict:
+        with optim.optim_context(self.discriminator):
+            with torch.no_grad():
+                fake = self.generator(noise)
+            losses = [
+                nn.functional.softplus(-self.discriminator(real)),
+                nn.functional.softplus(self.discriminator(fake)),
+            ]
+            loss = sum(losses).mean()
+        optim.backward(optim.scale_loss(loss))
+        with torch.no_grad():
+            self.discriminator(real)
+        optim.step()
+        optim.zero_grad()
+        with torch.no_grad():
+            seen = self.discriminator(real).mean()
+        # Gathered at stages 1 and 2. What is frozen here is called first once that was dropped.
+        set_requires_grad(self.discriminator, False)
+        self.state_dict()
+        return dict(loss_d=loss.detach(), seen=seen)
+
+    def train_generator(self, real: torch.Tensor, noise: torch.Tensor, optim: OptimWrapper) -> dict:
+        found = super().train_generator(real, noise, optim)
+        with torch.no_grad():
+            self.discriminator(real)
+        set_requires_grad(self.discriminator, True)
+        self.state_dict()
+        return found
