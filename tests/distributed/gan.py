@@ -259,11 +259,8 @@ class Peeking(Gan):
         with optim.optim_context(self.discriminator):
             with torch.no_grad():
                 fake = self.generator(noise)
-            losses = [
-                nn.functional.softplus(-self.discriminator(real)),
-                nn.functional.softplus(self.discriminator(fake)),
-            ]
-            loss = sum(losses).mean()
+            loss = nn.functional.softplus(-self.discriminator(real)) + nn.functional.softplus(self.discriminator(fake))
+            loss = loss.mean()
         optim.backward(optim.scale_loss(loss))
         with torch.no_grad():
             self.discriminator(real)
