@@ -112,7 +112,7 @@ def test_dtypes_by_child(tmp_path: Path) -> None:
 
 def test_faults_come_together(tmp_path: Path) -> None:
     optim = copy.deepcopy(OPTIM)
-    optim['generater'] = optim.pop('generator')
+    optim['generators'] = optim.pop('generator')
     optim['discriminator'].update(accumulative_counts=0, clip_grad=dict(max_norm=-1), paramwise_cfg=dict(colour=1))
     optim['perceptual'] = dict(optimizer=dict(type='SGDD', lr=0.1))
     optim['clip_grad'] = dict(max_norm=1.0)
@@ -120,7 +120,7 @@ def test_faults_come_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         gan_runner(tmp_path, optim_wrapper=optim, param_scheduler=schedulers)
     for line in (
-        "optim_wrapper.generater: is no child of Gan; did you mean 'generator'?",
+        "optim_wrapper.generators: is no child of Gan; did you mean 'generator'?",
         'optim_wrapper.discriminator.accumulative_counts: got 0',
         'optim_wrapper.discriminator.clip_grad.max_norm: got -1',
         'optim_wrapper.discriminator.paramwise_cfg.colour: unknown field',
@@ -129,7 +129,7 @@ def test_faults_come_together(tmp_path: Path) -> None:
         'optim_wrapper.clip_grad: unknown field; beside several optimizers, each has its own fields',
         'param_scheduler.generator: is no optimizer of optim_wrapper',
         "param_scheduler.generator.type: no class 'StepLRR'",
-        'param_scheduler.generater: is missing',
+        'param_scheduler.generators: is missing',
     ):
         assert line in str(caught.value), line
 
@@ -144,7 +144,7 @@ def test_faults_come_together(tmp_path: Path) -> None:
             "activation_checkpointing: type='Budget' looks at what one forward keeps",
         ),
         (dict(stage=0, wrapper=dict(broadcast_buffers=True)), 'broadcast_buffers: is an argument of DDP, and separate'),
-        (dict(wrapper=dict(separate=dict(generater='bfloat16'))), "separate: 'generater' is no child"),
+        (dict(wrapper=dict(separate=dict(generators='bfloat16'))), "separate: 'generators' is no child"),
     ],
 )
 def test_refused(tmp_path: Path, changes: dict, match: str) -> None:
