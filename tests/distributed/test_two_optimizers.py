@@ -5,6 +5,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
