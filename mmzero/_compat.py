@@ -238,6 +238,73 @@ def before_phases(module: FSDPModule, call: Callable[[str], None]) -> None:
             _call_before(group, name, functools.partial(come_to, group, phase))
 
 
+def keep_requires_grad(root: FSDPModule) -> None:
+    """Let ``requires_grad_`` hold whether a parameter is gathered or not when it is called.
+
+    FSDP2 hands it from shards to gathered parameters alone, and a model that freezes a network while that is gathered
+    would find it as before after the next gathering. Remove once FSDP2 hands it back, too.
+
+    Args:
+        root (FSDPModule): The sharded model.
+    """
+
+    def hand_back(group: Any) -> None:
+        for param in group.fsdp_params:
+            info = param._module_info
+            current = getattr(info.module, info.param_name)
+            if current.requires_grad != param.sharded_param.requires_grad:
+                param.sharded_param.requires_grad_(current.requires_grad)
+
+    for module in root.modules():  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule):
+            for group in _param_groups(module):
+                for method in ('_to_sharded', '_to_sharded_post_forward', '_to_unsharded'):
+                    _call_before(group, method, functools.partial(hand_back, group))
+
+
+class DoubleBackward:
+    """Keeps units gathered from a backward with ``create_graph=True`` to the step, for penalties on gradients.
+
+    What such a backward computes needs the parameters once more, in a backward of its own, and may give them gradients
+    when FSDP2 has reduced those of the unit already. FSDP2 alone frees them, and autograd reads what was freed (seen: a
+    segmentation fault, or wrong values). Remove once FSDP2 keeps them.
+
+    Args:
+        root (FSDPModule): The sharded model.
+    """
+
+    def __init__(self, root: FSDPModule) -> None:
+        self._kept: dict[int, Any] = {}
+        modules = [module for module in root.modules() if isinstance(module, FSDPModule)]  # type: ignore[attr-defined]
+        for group in (group for module in modules for group in _param_groups(module)):
+            for method in ('pre_backward', 'post_backward'):
+                _call_before(group, method, functools.partial(self._note, group))
+            group.reshard = functools.partial(self._reshard, group, group.reshard)
+
+    def _note(self, group: Any) -> None:
+        # Autograd's engine enables gradients within a backward that makes a graph.
+        if torch.is_grad_enabled() and group._training_state is not TrainingState.FORWARD:
+            self._kept[id(group)] = group
+
+    def _reshard(self, group: Any, reshard: Callable[[], None]) -> None:
+        if id(group) not in self._kept:
+            reshard()
+
+    def reduce_the_rest(self) -> None:
+        """Reduce the gradients that came after their unit had reduced. Collective."""
+        for group in self._kept.values():
+            gathered = [param for param in group.fsdp_params if hasattr(param, '_unsharded_param')]
+            zeros = getattr(group, 'reduce_scatter_unused_params', False)
+            if zeros or any(param._unsharded_param.grad is not None for param in gathered):
+                group.post_backward()
+                group._training_state = TrainingState.IDLE
+                group.finalize_backward()
+
+    def release(self) -> None:
+        """Let units be freed again."""
+        self._kept.clear()
+
+
 def drop_gathered_ahead(module: FSDPModule) -> None:
     """Drop what was gathered ahead for a unit that has not run since.
 

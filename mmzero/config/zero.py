@@ -1,5 +1,6 @@
 """The config of one ZeroModelWrapper."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -108,6 +109,17 @@ def optional_seconds(value: Any) -> float | None:
     raise ValueError('expected None or a number of seconds, 1 or more')
 
 
+def children_apart(value: Any) -> bool | dict[str, torch.dtype | None]:
+    """A reader for ``separate``: whether, or the children and the dtype of each one's units."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) for name in value):
+        return {name: optional_dtype(dtype) for name, dtype in value.items()}
+    raise ValueError(
+        "expected True, False, or a dict from a child's name to a dtype, such as dict(generator='bfloat16')"
+    )
+
+
 @dataclass(frozen=True)
 class OffloadConfig:
     """What leaves the GPU between its uses. Only None is supported yet.
@@ -138,6 +150,9 @@ class ZeroConfig:
         offload (OffloadConfig): What leaves the GPU between its uses; not supported yet.
         activation_checkpointing (CheckpointingConfig): What is recomputed in backward: a list of names of modules, as
             MMEngine's key of that name, or a dict. Blocks with ``with_cp=True`` are found by themselves.
+        separate (bool or dict[str, torch.dtype or None]): Whether each child module with trained parameters is a model
+            of its own, as under MMSeparateDistributedDataParallel, for a model whose ``train_step`` takes several
+            optimizers. A dict gives the ``param_dtype`` of some children's units. Defaults to False.
         find_unused_parameters (bool): As MMDistributedDataParallel's argument. Defaults to False.
         broadcast_buffers (bool): As DDP's argument, stage 0 only; other stages refuse it. Defaults to False,
             as MMEngine sets it.
@@ -165,6 +180,7 @@ class ZeroConfig:
     precision: PrecisionConfig = option(PrecisionConfig(), PrecisionConfig)
     offload: OffloadConfig = option(OffloadConfig(), OffloadConfig)
     activation_checkpointing: CheckpointingConfig = option(CheckpointingConfig(), CheckpointingConfig)
+    separate: bool | dict[str, torch.dtype | None] = option(False, children_apart)
     find_unused_parameters: bool = option(False, flag)
     broadcast_buffers: bool = option(False, flag)
     static_graph: bool | None = option(None, optional_flag)
@@ -255,3 +271,6 @@ def _refuse_at_stage_0(config: ZeroConfig, path: str, faults: Faults) -> None:
         faults.add(f'{path}.precision.keep_fp32', 'needs stage 1, 2 or 3; under DDP all weights keep their dtype')
     if config.mesh.replicate > 1:
         faults.add(f'{path}.mesh', 'needs stage 1, 2 or 3; at stage 0 every rank holds all')
+    for name in ('broadcast_buffers', 'static_graph'):
+        if config.separate and getattr(config, name):
+            faults.add(f'{path}.{name}', 'is an argument of DDP, and separate averages gradients without it; remove it')

@@ -8,6 +8,7 @@ from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0
+from mmzero.engines.shares import engine_for
 from mmzero.engines.units import plan_units
 from mmzero.engines.whole_weights import accept_whole_tensors
 
@@ -22,6 +23,7 @@ __all__ = [
     'StepOutcome',
     'accept_whole_tensors',
     'build_engine',
+    'engine_for',
     'engine_of',
     'failed',
     'init_process_group',

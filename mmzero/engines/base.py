@@ -60,9 +60,37 @@ from mmzero.engines.state import (
     scatter_tensors,
 )
 from mmzero.errors import ConfigError, PlanError
-from mmzero.policies import Gathering, WrapPlan
+from mmzero.policies import Gathering, WrapPlan, WrapPolicy
 
 _ENGINES = WeakIdKeyDictionary()
+
+
+def engines_of(params: Iterable[nn.Parameter]) -> list['Engine']:
+    """Look up the engines that sharded some parameters.
+
+    Args:
+        params (Iterable[nn.Parameter]): An optimizer's parameters.
+
+    Returns:
+        list[Engine]: One, or several of children of one model that are sharded as models of their own.
+
+    Raises:
+        ConfigError: If no engine knows a parameter, because the optimizer was built before sharding or without
+            a ZeroModelWrapper, or if they are of two models.
+    """
+    found = {id(engine): engine for engine in (_ENGINES.get(param) for param in params)}
+    engines = [engine for engine in found.values() if engine is not None]
+    if engines and len(engines) == len(found) and len({id(engine.model) for engine in engines}) == 1:
+        return engines
+    if len(engines) < len(found) or not engines:
+        raise ConfigError(
+            [
+                'optim_wrapper.optimizer: holds parameters that no ZeroModelWrapper has sharded. Build the model '
+                'wrapper first and the optimizer on its parameters; in a config, use '
+                "runner_type='mmzero.ZeroRunner' with model_wrapper_cfg=dict(type='ZeroModelWrapper', ...)"
+            ]
+        )
+    raise ConfigError(['optim_wrapper.optimizer: holds parameters of two models; give each its own'])
 
 
 def engine_of(params: Iterable[nn.Parameter]) -> 'Engine':
@@ -72,24 +100,12 @@ def engine_of(params: Iterable[nn.Parameter]) -> 'Engine':
         params (Iterable[nn.Parameter]): An optimizer's parameters.
 
     Returns:
-        Engine: The engine.
+        Engine: The engine; the first where they are of several children that are sharded as models of their own.
 
     Raises:
-        ConfigError: If no engine knows a parameter, because the optimizer was built before sharding or without
-            a ZeroModelWrapper, or if two engines do.
+        ConfigError: As :func:`engines_of`.
     """
-    engines = {id(engine): engine for engine in (_ENGINES.get(param) for param in params)}
-    if len(engines) == 1 and (engine := next(iter(engines.values()))) is not None:
-        return engine
-    if None in engines.values() or not engines:
-        raise ConfigError(
-            [
-                'optim_wrapper.optimizer: holds parameters that no ZeroModelWrapper has sharded. Build the model '
-                'wrapper first and the optimizer on its parameters; in a config, use '
-                "runner_type='mmzero.ZeroRunner' with model_wrapper_cfg=dict(type='ZeroModelWrapper', ...)"
-            ]
-        )
-    raise ConfigError(['optim_wrapper.optimizer: holds parameters of two models; give each its own'])
+    return engines_of(params)[0]
 
 
 @dataclass(frozen=True)
@@ -159,6 +175,23 @@ class Engine(ABC):
         self.model: nn.Module | None = None
         self.optimizer: Optimizer | None = None
         self.anomalies: Anomalies | None = None
+
+    @property
+    def parts(self) -> list['Engine']:
+        """The engines whose parameters it speaks for: itself, or one per child of the model."""
+        return [self]
+
+    def choose_units(self, model: nn.Module, policy: WrapPolicy) -> WrapPlan:
+        """Let a policy choose the units.
+
+        Args:
+            model (nn.Module): The model; its parameters may be on the meta device.
+            policy (WrapPolicy): The policy.
+
+        Returns:
+            WrapPlan: The plan, before the config's rules for single units.
+        """
+        return policy(model)
 
     def complete_plan(self, model: nn.Module, plan: WrapPlan) -> WrapPlan:
         """Add to a plan what the engine needs to train it; before a process group exists.
@@ -235,13 +268,16 @@ class Engine(ABC):
             is_last (bool): Whether the optimizer steps after it.
         """
 
-    def adopt(self, model: nn.Module) -> None:
-        """Remember the sharded model and that its parameters are this engine's."""
+    def adopt(self, model: nn.Module, name: str = '') -> None:
+        """Remember the sharded model and that its parameters, or those of a child, are this engine's."""
         self.model = model
-        for param in model.parameters():
+        for param in model.get_submodule(name).parameters():
             _ENGINES[param] = self
-        if self.config.detect_anomaly:
+        if self.config.detect_anomaly and not name:
             self.anomalies = Anomalies(model)
+
+    def let_model_step(self) -> None:  # noqa: B027
+        """Be told that the model's own ``train_step`` orders forwards, backwards and steps, several of each."""
 
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         """Take the optimizer that was built on the sharded parameters.

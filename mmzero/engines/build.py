@@ -9,6 +9,9 @@ from mmzero.engines.base import Engine
 from mmzero.engines.ddp import DDPEngine
 from mmzero.engines.deepspeed import DeepSpeedEngine
 from mmzero.engines.fsdp2 import FSDP2Engine
+from mmzero.engines.param_grads import ParamGradEngine
+from mmzero.engines.separate import SeparateEngine
+from mmzero.errors import ConfigError
 
 ENGINES: dict[str, type[Engine]] = {'fsdp2': FSDP2Engine, 'deepspeed': DeepSpeedEngine}
 """By the name that ``model_wrapper_cfg.engine`` has for stages 1 to 3."""
@@ -27,7 +30,11 @@ def build_engine(config: ZeroConfig) -> Engine:
         ConfigError: If the engine's package is missing, or it does not do what the config asks for.
     """
     engine = DDPEngine if config.stage == 0 else ENGINES[config.engine]
-    return engine(config, this_device())
+    if not config.separate:
+        return engine(config, this_device())
+    if not issubclass(engine, ParamGradEngine):
+        raise ConfigError([f'model_wrapper_cfg.separate: engine={config.engine!r} shards whole models; remove one'])
+    return SeparateEngine(config, this_device(), engine)
 
 
 def this_device() -> torch.device:

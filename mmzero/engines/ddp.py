@@ -15,14 +15,20 @@ from torch.nn.utils import get_total_norm
 from typing_extensions import override
 
 from mmzero._compat import ddp_buffer_arguments
+from mmzero.engines.averaging import BUCKET_BYTES, average_gradients
 from mmzero.engines.forecast import Forecast
-from mmzero.engines.materialize import materialize_model
+from mmzero.engines.materialize import (
+    check_same_model,
+    materialize_buffers,
+    materialize_parameters,
+    parameter_slots,
+)
 from mmzero.engines.param_grads import ParamGradEngine
+from mmzero.errors import ConfigError
 from mmzero.policies import Gathering, WrapPlan
 
 # DDP's defaults: the first bucket is small, so that reducing starts early.
 FIRST_BUCKET_BYTES = 2**20
-BUCKET_BYTES = 25 * 2**20
 
 
 class DDPEngine(ParamGradEngine):
@@ -56,11 +62,42 @@ class DDPEngine(ParamGradEngine):
 
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
-        materialize_model(model, self.device)
-        self.adopt(model)
+        check_same_model(model)
+        materialize_buffers(model, self.device)
+        self.shard_units(model, plan)
+
+    @override
+    def shard_units(self, model: nn.Module, plan: WrapPlan) -> None:
+        params = dict(model.named_parameters())
+        names = [name for unit in plan.units for name in unit.params]
+        materialize_parameters([params[name] for name in names], parameter_slots(model), self.device)
+        self.adopt(model, plan.root.name)
+        self.averages_at_step = False
+        self.module = model.get_submodule(plan.root.name)
         # Not registered as a submodule anywhere: the model keeps its names, and stays the one module tree.
-        self._forward = self._replicate(model)
-        self._trained = _trained(model)
+        self._forward = self.module if plan.root.separate else self._replicate(self.module)
+        self._trained = _trained(self.module)
+
+    @override
+    def let_model_step(self) -> None:
+        # [Note: without DDP]
+        self.averages_at_step = True
+        self._forward = self.module
+        for name in ('broadcast_buffers', 'static_graph'):
+            if getattr(self.config, name):
+                why = 'is for DDP, which is not used where the model itself steps several optimizers; remove it'
+                raise ConfigError([f'model_wrapper_cfg.{name}: {why}'])
+
+    @override
+    def finish_gradients(self, only: set[int] | None = None) -> None:
+        if self.averages_at_step:
+            # Whatever is frozen by now, or no longer: what has no gradient on any rank is left alone.
+            own = [param for param in self.module.parameters() if only is None or id(param) in only]
+            average_gradients(own, self.device)
+
+    @override
+    def params(self) -> list[nn.Parameter]:
+        return [*self.module.parameters()]
 
     def _replicate(self, model: nn.Module) -> nn.Module:
         if not any(param.requires_grad for param in model.parameters()):
@@ -83,10 +120,10 @@ class DDPEngine(ParamGradEngine):
 
     @override
     def micro_step(self, is_last: bool) -> None:
-        if self.model is not None and _trained(self.model) != self._trained:
+        if self.model is not None and not self.averages_at_step and _trained(self.module) != self._trained:
             # A hook has frozen or unfrozen parameters. DDP averages the gradients of those that it was built with.
-            self._trained = _trained(self.model)
-            self._forward = self._replicate(self.model)
+            self._trained = _trained(self.module)
+            self._forward = self._replicate(self.module)
         if isinstance(self._forward, DistributedDataParallel):
             self._forward.require_backward_grad_sync = is_last
 

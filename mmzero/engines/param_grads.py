@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from mmzero.config import LossScale
 from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, assert_bound
 from mmzero.engines.gradients import any_nonfinite, describe_nonfinite, norms_by_part
 from mmzero.engines.loss_scaler import LossScaler
+from mmzero.policies import WrapPlan
 
 _ALL = ''
 """The name of all parameters together, among those of parts."""
@@ -25,12 +26,47 @@ class ParamGradEngine(Engine):
 
     scaler: LossScaler | None = None
 
+    is_shared = False
+    """Whether other optimizers hold some of its parameters."""
+
+    @abstractmethod
+    def shard_units(self, model: nn.Module, plan: WrapPlan) -> None:
+        """Shard the units of a plan, which is the model's or one child's. Collective.
+
+        Args:
+            model (nn.Module): The model, the same on every rank, its buffers in place.
+            plan (WrapPlan): The units, the outermost last.
+        """
+
+    def watch_over(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027
+        """Watch iterations of a whole model, of which this engine has sharded one child.
+
+        Args:
+            model (nn.Module): The model, sharded.
+            plan (WrapPlan): The units of all children.
+        """
+
+    def step_of(self, optimizer: Optimizer) -> Callable[..., Any]:
+        """Find the way in which an optimizer steps on parameters of this engine. Collective.
+
+        Args:
+            optimizer (Optimizer): It holds such parameters.
+
+        Returns:
+            Callable: Called with what ``Optimizer.step`` takes.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        return optimizer.step
+
     @override
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         if loss_scale is not None:
             self.scaler = LossScaler(self.device, loss_scale, sharded=self.shards)
             self.scaler.check(optimizer)
         self._losses: list[Tensor] = []
+        self._step_optimizer = self.step_of(optimizer)
         return super().bind(optimizer)
 
     @override
@@ -43,7 +79,7 @@ class ParamGradEngine(Engine):
     def step(self, options: StepOptions | None = None, **kwargs: Any) -> StepOutcome:
         assert_bound(self)
         options = options or StepOptions()
-        self.finish_gradients()
+        self.finish_gradients(self.own_params() if self.is_shared else None)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         params = self._with_gradients()
@@ -58,9 +94,10 @@ class ParamGradEngine(Engine):
             if options.clip is not None and options.clip.by == 'value':
                 for kind in self.kinds(params):
                     torch.nn.utils.clip_grad_value_(kind, **options.clip.options)
-            self.step_optimizer(**kwargs)
+            self._step_optimizer(**kwargs)
         if self.scaler is not None:
             self.scaler.update()
+        self.after_step()
         self._losses.clear()
         if self.anomalies is not None:
             self.anomalies.clear()
@@ -76,6 +113,18 @@ class ParamGradEngine(Engine):
         if found is not None:
             return bool(found.item())
         return options.skip_nonfinite and norm is not None and not math.isfinite(norm)
+
+    def params(self) -> list[nn.Parameter]:
+        """The parameters that this engine has sharded."""
+        raise RuntimeError('no parameter was sharded yet')
+
+    def own_params(self) -> set[int]:
+        """``id`` of the parameters that the bound optimizer holds."""
+        groups = self.optimizer.param_groups  # type: ignore[union-attr]
+        return {id(param) for group in groups for param in group['params']}
+
+    def after_step(self) -> None:  # noqa: B027
+        """Be told that the optimizer has moved parameters."""
 
     @override
     def scaler_state(self) -> dict[str, Any]:
@@ -119,16 +168,12 @@ class ParamGradEngine(Engine):
         why = describe_nonfinite(names, self.device, self._losses)
         return why if self.anomalies is None else f'{why}; {self.anomalies.describe()}'
 
-    def step_optimizer(self, **kwargs: Any) -> None:
-        """Step the optimizer on complete gradients. Collective.
+    def finish_gradients(self, only: set[int] | None = None) -> None:  # noqa: B027
+        """Complete what backward left open, before gradients are clipped or used. Once per step, collective.
 
         Args:
-            **kwargs: As ``torch.optim.Optimizer.step``.
+            only (set[int], optional): ``id`` of the parameters that step. Defaults to None: all.
         """
-        self.optimizer.step(**kwargs)  # type: ignore[union-attr]
-
-    def finish_gradients(self) -> None:  # noqa: B027
-        """Complete what backward left open, before gradients are clipped or used. Once per step, collective."""
 
     def kinds(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         """Part parameters into lists that torch's kernels for lists of tensors take.

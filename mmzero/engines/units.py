@@ -25,7 +25,7 @@ def plan_units(model: nn.Module, engine: Engine, world_size: int | None) -> Wrap
         ValueError: If the policy cannot be built.
     """
     config = engine.config
-    plan = apply_overrides(build_policy(config.wrap_policy)(model), config.overrides)
+    plan = apply_overrides(engine.choose_units(model, build_policy(config.wrap_policy)), config.overrides)
     if world_size is not None:
         plan = resolve_rules(plan, config.mesh.sizes(world_size)[1], ranks_per_node())
     plan = engine.complete_plan(model, plan)

@@ -12,6 +12,7 @@ from mmzero.policies.overrides import apply_overrides, resolve_rules
 from mmzero.policies.patterns import matches_or_holds
 from mmzero.policies.plan import WrapPlan, make_plan, with_methods
 from mmzero.policies.policy import Choice, WrapPolicy
+from mmzero.policies.separate import of_child, separate_children, separate_plan, within
 from mmzero.policies.size import SizePolicy
 from mmzero.policies.table import plan_table
 from mmzero.policies.tree import plan_tree
@@ -37,12 +38,16 @@ __all__ = [
     'ineligible',
     'make_plan',
     'matches_or_holds',
+    'of_child',
     'plan_figures',
     'plan_table',
     'plan_tree',
     'replicated',
     'apply_overrides',
     'resolve_rules',
+    'separate_children',
+    'separate_plan',
     'with_methods',
+    'within',
     'without',
 ]

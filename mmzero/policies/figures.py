@@ -125,14 +125,14 @@ def plan_figures(plan: WrapPlan, gathering: Gathering) -> PlanFigures:
     Returns:
         PlanFigures: For one rank.
     """
-    ordered = sorted(plan.units[:-1], key=lambda unit: min(unit.places))
+    ordered = sorted(plan.units[:-1], key=lambda unit: min(unit.places, default=-1))
     return PlanFigures(plan, gathering, tuple(_figures(unit, gathering) for unit in (*ordered, plan.root)))
 
 
 def _figures(unit: Unit, gathering: Gathering) -> UnitFigures:
     ranks = unit.ranks(gathering.shard)
     kept = unit.kept_numels(gathering.shard)
-    dtype = unit.rules.param_dtype or (gathering.param_dtype if unit.name else None)
+    dtype = unit.rules.param_dtype or (None if unit.is_root else gathering.param_dtype)
     sizes = unit.itemsizes if dtype is None else (dtype.itemsize,) * len(kept)
     split = [(numel, size) for numel, size, whole in zip(kept, sizes, unit.is_whole, strict=True) if not whole]
     gathered = ranks * sum(numel * size for numel, size in split)

@@ -57,7 +57,13 @@ def with_methods(plan: WrapPlan, methods: Mapping[str, Iterable[str]]) -> WrapPl
     return replace(plan, units=tuple(replace(unit, methods=added.get(unit.name, unit.methods)) for unit in plan.units))
 
 
-def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: Sequence[str] = ()) -> WrapPlan:
+def make_plan(
+    model: nn.Module,
+    unit_names: Iterable[str],
+    policy: str,
+    notes: Sequence[str] = (),
+    separate: Collection[str] = (),
+) -> WrapPlan:
     """Divide a model's parameters among units.
 
     Args:
@@ -65,6 +71,7 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: S
         unit_names (Iterable[str]): Paths of the modules that are units; the root is added.
         policy (str): What chose them.
         notes (Sequence[str]): Why these. Defaults to none.
+        separate (Collection[str]): Children that are sharded as models of their own. Defaults to none.
 
     Returns:
         WrapPlan: The plan, innermost units first.
@@ -74,7 +81,7 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: S
     """
     modules = dict(model.named_modules())
     first = first_names(model)
-    names = {first.get(name, name) for name in unit_names if name}
+    names = {first.get(name, name) for name in (*unit_names, *separate) if name}
     for name in names:
         if name not in modules:
             raise PlanError(f'{policy}: {name!r} is not a module of {type(model).__name__}{near_names(name, modules)}')
@@ -94,7 +101,9 @@ def make_plan(model: nn.Module, unit_names: Iterable[str], policy: str, notes: S
     # Deeper modules first: an engine shards from the inside out, and the root holds the rest.
     place = {name: index for index, name in enumerate(modules)}
     order = sorted(names, key=lambda name: (-name.count('.'), place[name]))
-    units = [_unit(name, modules[name], owned[name]) for name in [*order, ''] if owned[name] or not name]
+    kept = {*separate, ''}
+    units = [_unit(name, modules[name], owned[name]) for name in [*order, ''] if owned[name] or name in kept]
+    units = [replace(unit, separate=True) if unit.name in separate else unit for unit in units]
     return WrapPlan(tuple(units), policy, tuple(notes))
 
 

@@ -40,7 +40,7 @@ def plan_tree(figures: PlanFigures) -> str:
     """
     root = figures.root
     found: list[tuple[int, str, UnitFigures | int]] = [
-        (min(item.unit.places), item.unit.name, item) for item in figures.units[:-1]
+        (min(item.unit.places, default=-1), item.unit.name, item) for item in figures.units[:-1]
     ]
     found += zip(root.unit.places, root.unit.params, map(prod, root.unit.shapes), strict=True)
     items = {name: item for _, name, item in sorted(found, key=lambda entry: entry[0])}

@@ -45,6 +45,7 @@ class Unit:
         whole (tuple[tuple[str, str], ...]): Names of parameters that every rank keeps whole, and why; 0-dim ones do
             so without being named.
         methods (tuple[str, ...]): Methods other than forward by which it is entered.
+        separate (bool): Whether it is the root unit of a child that is sharded as a model of its own.
     """
 
     name: str
@@ -58,6 +59,12 @@ class Unit:
     dtypes: tuple[torch.dtype, ...] = ()
     whole: tuple[tuple[str, str], ...] = ()
     methods: tuple[str, ...] = ()
+    separate: bool = False
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it holds what no smaller unit of the model, or of a child that is sharded by itself, does."""
+        return self.separate or not self.name
 
     @property
     def numel(self) -> int:

@@ -12,7 +12,7 @@ from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import LAUNCHERS, world_size_of
 from mmzero.errors import near_names
 from mmzero.runner.model_check import check_model
-from mmzero.runner.optim_check import check_optim_wrapper, check_schedulers
+from mmzero.runner.optim_check import check_optim_wrappers, check_schedulers, check_several_schedulers
 from mmzero.runner.parts import Parts, check_parts
 from mmzero.runner.toplevel import check_top_level
 from mmzero.runner.translate import checkpointing_path, refuse_keys, wrapper_fields
@@ -45,8 +45,12 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
     if scope is not None:
         parts = Parts(scope, faults)
         check_parts(cfg, parts)
-        optimizer = check_optim_wrapper(cfg.get('optim_wrapper'), faults, parts)
-        check_schedulers(cfg.get('param_scheduler'), optimizer, cfg.get('train_cfg'), scope, faults)
+        optimizer = check_optim_wrappers(cfg.get('optim_wrapper'), faults, parts)
+        schedulers, train_cfg = cfg.get('param_scheduler'), cfg.get('train_cfg')
+        if isinstance(optimizer, dict):
+            check_several_schedulers(schedulers, optimizer, train_cfg, scope, faults)
+        else:
+            check_schedulers(schedulers, optimizer, train_cfg, scope, faults)
         check_values(cfg, faults)
         warnings = check_model(cfg, config, scope, faults)
     faults.raise_if_any()

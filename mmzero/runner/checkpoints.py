@@ -78,7 +78,7 @@ class CheckpointMixin(Runner):
         if save_optimizer:
             checkpoint['optimizer'] = self.optim_wrapper.state_dict()
         if save_param_scheduler and self.param_schedulers is not None:
-            checkpoint['param_schedulers'] = [scheduler.state_dict() for scheduler in self.param_schedulers]
+            checkpoint['param_schedulers'] = _states(self.param_schedulers)
         state = random_state()
         self._random_state_hook().continue_from(state)
         checkpoint['random_states'] = gather_random_states(state)
@@ -198,6 +198,13 @@ class CheckpointMixin(Runner):
                 'step, whose gradients no checkpoint holds: this step has only the rest, as under MMEngine. Save at '
                 f'multiples of {counts} iterations to avoid it.'
             )
+
+
+def _states(schedulers: Any) -> Any:
+    """Those of one optimizer, or of several by name."""
+    if isinstance(schedulers, dict):
+        return {name: _states(own) for name, own in schedulers.items()}
+    return [scheduler.state_dict() for scheduler in schedulers]
 
 
 def bare_model(model: nn.Module) -> nn.Module:

@@ -18,10 +18,13 @@ from mmzero.config.step import read_grad_norms
 from mmzero.engines import build_engine, plan_units, world_size_of
 from mmzero.errors import ConfigError, PlanError
 from mmzero.patches import apply_patches
+from mmzero.policies import WrapPlan, of_child
+from mmzero.policies.plan import innermost
 from mmzero.runner.blame import blame, describe_error
 from mmzero.runner.lookup import advice
 from mmzero.runner.optim_check import check_dimensions
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
+from mmzero.runner.several import check_budget, check_children, is_several, optimizers_of
 from mmzero.runner.translate import checkpointing_path, is_amp
 from mmzero.runner.unread import Record, refuse_unread, watched
 from mmzero.wrappers.parts import parts_of
@@ -51,18 +54,42 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
         return []
     _check_plan(cfg, config, model, faults)
     check_regions(cfg, config.activation_checkpointing, model, faults)
-    check_tied(cfg.get('optim_wrapper'), model, faults)
-    _check_grad_norms(cfg.get('optim_wrapper'), model, faults)
-    check_dimensions(cfg.get('optim_wrapper'), model, scope, faults)
-    left = check_custom_keys_match(cfg.get('optim_wrapper'), model, faults)
+    optim_wrapper: Any = cfg.get('optim_wrapper')
+    doubts: list[str] = []
+    if is_several(optim_wrapper):
+        doubts = check_children(optim_wrapper, model, config.separate, faults)
+        has_budget = config.activation_checkpointing.memory is not None
+        check_budget(optim_wrapper, has_budget, checkpointing_path(cfg), faults)
+    doubts += _check_paramwise(optim_wrapper, model, scope, faults)
+    _check_grad_norms(optim_wrapper, model, faults)
     on_cpu = not torch.cuda.is_available()
     if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
         faults.add('sync_bn' if cfg.get('sync_bn') else 'model', 'SyncBatchNorm needs GPUs; use BatchNorm (BN) on CPUs')
-    path = 'optim_wrapper.paramwise_cfg.custom_keys'
-    return [
-        f'{path}: no name of a parameter contains {key!r}, which has no effect on this model{near}'
-        for key, near in left.items()
-    ]
+    return doubts
+
+
+def _check_paramwise(optim_wrapper: Any, model: nn.Module, scope: str, faults: Faults) -> list[str]:
+    if not is_several(optim_wrapper):
+        check_tied(optim_wrapper, model, faults)
+        check_dimensions(optim_wrapper, model, scope, faults)
+        left = check_custom_keys_match(optim_wrapper, model, faults)
+        path = 'optim_wrapper.paramwise_cfg.custom_keys'
+        return [
+            f'{path}: no name of a parameter contains {key!r}, which has no effect on this model{near}'
+            for key, near in left.items()
+        ]
+    if optim_wrapper.get('constructor') is not None:
+        return []
+    doubts = []
+    for name, one in optimizers_of(optim_wrapper).items():
+        child = dict(model.named_modules()).get(name)
+        if child is not None:
+            own = Faults()
+            found = _check_paramwise(one, child, scope, own)
+            own.move('optim_wrapper', f'optim_wrapper.{name}')
+            faults.lines += own.lines
+            doubts += [line.replace('optim_wrapper', f'optim_wrapper.{name}', 1) for line in found]
+    return doubts
 
 
 def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults) -> None:
@@ -79,11 +106,30 @@ def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults)
         # A policy may be a project's.
         faults.add(path, describe_error(error))
         return
-    _check_autocast(cfg.get('optim_wrapper'), config, len(plan.units) == 1, faults)
+    optim_wrapper = cfg.get('optim_wrapper')
+    if not is_several(optim_wrapper):
+        _check_autocast(optim_wrapper, config, len(plan.units) == 1, faults)
+    for name, one in optimizers_of(optim_wrapper).items():
+        dtypes = config.separate if isinstance(config.separate, dict) else {}
+        dtype = of_child(name, dtypes, config.precision.param_dtype)
+        own = replace(config, precision=replace(config.precision, param_dtype=dtype))
+        inner = [unit for unit in plan.units if unit.name.startswith(f'{name}.') and not unit.is_root]
+        _check_autocast(one, own, not inner and bool(config.separate) and _is_child(plan, name), faults)
+
+
+def _is_child(plan: WrapPlan, name: str) -> bool:
+    return any(unit.separate and innermost(unit.name, [name]) for unit in plan.units)
 
 
 def _check_grad_norms(optim_wrapper: Any, model: nn.Module, faults: Faults) -> None:
     if not isinstance(optim_wrapper, dict):
+        return
+    if is_several(optim_wrapper):
+        for name, one in optimizers_of(optim_wrapper).items():
+            own = Faults()
+            _check_grad_norms(one, model, own)
+            own.move('optim_wrapper', f'optim_wrapper.{name}')
+            faults.lines += own.lines
         return
     try:
         wanted = read_grad_norms(optim_wrapper.get('grad_norms'))

@@ -16,6 +16,7 @@ from mmzero.engines import NO_CLOSURE, needs_closure
 from mmzero.errors import near_names
 from mmzero.runner.nodes import Nodes
 from mmzero.runner.paramwise import DEFAULT_CONSTRUCTOR, check_paramwise
+from mmzero.runner.several import check_each, is_several
 from mmzero.runner.signatures import check_fields, signature_of
 from mmzero.runner.translate import type_name
 
@@ -33,6 +34,24 @@ USER_ERRORS = (
     RuntimeError,
     NotImplementedError,
 )
+
+
+def check_optim_wrappers(cfg: Any, faults: Faults, parts: Nodes) -> Optimizer | dict[str, Optimizer | None] | None:
+    """Check one optimizer wrapper, or each of several.
+
+    Args:
+        cfg (dict, optional): ``optim_wrapper`` as the user gave it; not changed.
+        faults (Faults): Takes what is wrong.
+        parts (Nodes): Looks classes up.
+
+    Returns:
+        Optimizer or dict[str, Optimizer or None] or None: Those on which schedulers can be tried.
+    """
+    if not is_several(cfg):
+        return check_optim_wrapper(cfg, faults, parts)
+    if cfg.get('constructor') is not None:
+        _constructor(cfg, faults, parts)
+    return check_each(cfg, faults, lambda one, own: check_optim_wrapper(one, own, type(parts)(parts.scope, own)))
 
 
 def check_optim_wrapper(cfg: Any, faults: Faults, parts: Nodes) -> Optimizer | None:
@@ -189,6 +208,55 @@ def check_dimensions(cfg: Any, model: nn.Module, scope: str, faults: Faults) -> 
                 'constructor that gives it those that it takes, and a second optimizer the rest',
             )
             return
+
+
+def by_optimizer(cfg: Any) -> bool:
+    """Whether ``param_scheduler`` is a dict of the schedulers of several optimizers."""
+    return (
+        isinstance(cfg, Mapping)
+        and 'type' not in cfg
+        and all(isinstance(v, (Mapping, list, tuple)) for v in cfg.values())
+    )
+
+
+def own_schedulers(cfg: Any) -> list[tuple[str, Any]]:
+    """The schedulers of several optimizers: config path, and a dict or a list.
+
+    Args:
+        cfg (dict or list, optional): ``param_scheduler``.
+
+    Returns:
+        list[tuple[str, Any]]: One entry where they share them.
+    """
+    if not by_optimizer(cfg):
+        return [('param_scheduler', cfg)]
+    return [(f'param_scheduler.{name}', own) for name, own in cfg.items()]
+
+
+def check_several_schedulers(
+    cfg: Any, optimizers: Mapping[str, Optimizer | None], train_cfg: Any, scope: str, faults: Faults
+) -> None:
+    """Check the schedulers of several optimizers, which share them or have their own.
+
+    Args:
+        cfg (dict or list, optional): ``param_scheduler``.
+        optimizers (Mapping[str, Optimizer or None]): By name; none where a constructor decides.
+        train_cfg (dict, optional): As for :func:`check_schedulers`.
+        scope (str): The default scope.
+        faults (Faults): Takes what a constructor refuses, and names of no optimizers.
+    """
+    own = by_optimizer(cfg)
+    for name in (cfg.keys() - optimizers.keys()) if own and optimizers else ():
+        faults.add(f'param_scheduler.{name}', f'is no optimizer of optim_wrapper{near_names(str(name), optimizers)}')
+    for name, optimizer in optimizers.items():
+        if own and name not in cfg:
+            faults.add(f'param_scheduler.{name}', 'is missing; where one optimizer has its own, all have ([] is none)')
+            continue
+        theirs = Faults()
+        check_schedulers(cfg[name] if own else cfg, optimizer, train_cfg, scope, theirs)
+        if own:
+            theirs.lines = [line.replace('param_scheduler', f'param_scheduler.{name}', 1) for line in theirs.lines]
+        faults.lines += [line for line in theirs.lines if line not in faults.lines]
 
 
 def check_schedulers(cfg: Any, optimizer: Optimizer | None, train_cfg: Any, scope: str, faults: Faults) -> None:

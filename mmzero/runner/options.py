@@ -16,6 +16,7 @@ from mmzero.engines import LAUNCHERS
 from mmzero.errors import ConfigError, near_names
 from mmzero.runner.blame import describe_error
 from mmzero.runner.lookup import lookup
+from mmzero.runner.several import optimizers_of
 from mmzero.runner.translate import type_name
 from mmzero.runner.zero_runner import ZeroRunner
 
@@ -111,8 +112,9 @@ def enable_amp(cfg: Config) -> None:
         ConfigError: If the config has no ``optim_wrapper``.
     """
     wrapper = _section(cfg, 'optim_wrapper', '--amp')
-    wrapper['type'] = 'AmpOptimWrapper'
-    wrapper.setdefault('loss_scale', 'dynamic')
+    for one in optimizers_of(wrapper).values() or [wrapper]:
+        one['type'] = 'AmpOptimWrapper'
+        one.setdefault('loss_scale', 'dynamic')
 
 
 def _section(cfg: Config, name: str, option: str) -> Any:

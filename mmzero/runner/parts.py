@@ -15,6 +15,8 @@ from mmzero.runner import readers
 from mmzero.runner.loader_check import LOADER_EXTRA, LOADER_FIELDS, LOADER_PROVIDED
 from mmzero.runner.lookup import lookup, mentioned, typed
 from mmzero.runner.nodes import PLAIN, Nodes
+from mmzero.runner.optim_check import own_schedulers
+from mmzero.runner.several import is_several
 from mmzero.runner.signatures import check_fields
 from mmzero.runner.toplevel import near_key
 from mmzero.runner.translate import type_name
@@ -43,7 +45,9 @@ def check_parts(cfg: Mapping, parts: 'Parts') -> None:
         parts.evaluator(cfg.get(f'{split}_evaluator'), f'{split}_evaluator')
         parts.loop(cfg.get(f'{split}_cfg'), split)
     parts.hooks(cfg)
-    parts.each(cfg.get('param_scheduler'), 'param_scheduler', parts.scheduler)
+    schedulers, several = cfg.get('param_scheduler'), is_several(cfg.get('optim_wrapper'))
+    for where, own in own_schedulers(schedulers) if several else [('param_scheduler', schedulers)]:
+        parts.each(own, where, parts.scheduler)
     parts.visualizer(cfg.get('visualizer'))
     parts.environment(cfg)
     parts.node(cfg.get('log_processor'), 'log_processor', registries.LOG_PROCESSORS, default=LogProcessor)

@@ -9,6 +9,7 @@ from mmengine.registry import HOOKS
 from mmzero.config import Faults
 from mmzero.config.reader import optional_dtype
 from mmzero.errors import near_names
+from mmzero.runner.several import check_each, is_several, optimizers_of
 
 OPTIM_WRAPPERS = ('OptimWrapper', 'AmpOptimWrapper', 'ZeroOptimWrapper')
 OPTIM_FIELDS = (
@@ -61,6 +62,18 @@ def is_amp(cfg: Any) -> bool:
     return isinstance(cfg, dict) and type_name(cfg.get('type', '')) == 'AmpOptimWrapper'
 
 
+def becomes_bfloat16(cfg: Any) -> bool:
+    """Say whether MMEngine's mixed precision is asked for without a dtype, which is bfloat16 here.
+
+    Args:
+        cfg (dict or OptimWrapper, optional): ``optim_wrapper``.
+
+    Returns:
+        bool: Whether it is, for one of several optimizers at least.
+    """
+    return any(is_amp(one) and one.get('dtype') is None for one in [cfg, *optimizers_of(cfg).values()])
+
+
 def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
     """Turn MMEngine's optimizer wrappers into ZeroOptimWrapper.
 
@@ -76,6 +89,8 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
         if cfg is not None and not isinstance(cfg, (str, int, float, list, tuple)):
             faults.add('optim_wrapper', 'was built before the model is sharded; give its config, a dict')
         return cfg
+    if is_several(cfg):
+        return _translate_several(cfg, faults)
     cfg = cfg.copy()
     # Left by bases of another package, to find its classes; ours are in the root registries.
     scope = cfg.pop('_scope_', None)
@@ -84,7 +99,11 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
         faults.add('optim_wrapper.type', f'{name!r} is not supported; allowed: {", ".join(OPTIM_WRAPPERS)}')
         return cfg
     if 'optimizer' not in cfg:
-        faults.add('optim_wrapper', 'several optimizers (OptimWrapperDict) are not supported yet; give one optimizer')
+        faults.add(
+            'optim_wrapper.optimizer',
+            "is missing; give it, such as dict(type='AdamW', lr=1e-4), or several, each a dict with optimizer under "
+            'the name of the child that it trains',
+        )
         return cfg
     for field in cfg:
         if field not in OPTIM_FIELDS:
@@ -96,6 +115,24 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
     cfg.pop('use_fsdp', None)
     cfg['type'] = 'ZeroOptimWrapper'
     return cfg if scope is None else type(cfg)(cfg, _scope_=scope)
+
+
+def _translate_several(cfg: Any, faults: Faults) -> Any:
+    """Each by itself. What else there is belongs to the constructor."""
+    built = [name for name, one in optimizers_of(cfg).items() if not isinstance(one, Mapping)]
+    for name in built:
+        faults.add(f'optim_wrapper.{name}', 'was built before the model is sharded; give its config, a dict')
+    rest = [name for name in cfg if name not in optimizers_of(cfg) and name not in ('constructor', '_scope_', 'type')]
+    if cfg.get('constructor') is None:
+        for name in rest:
+            why = 'unknown field' if name in OPTIM_FIELDS else 'is no optimizer wrapper: it has no optimizer'
+            faults.add(f'optim_wrapper.{name}', f'{why}; beside several optimizers, each has its own fields')
+    translated = check_each(cfg, faults, lambda one, own: translate_optim_wrapper(one, own))
+    return type(cfg)({**cfg, **{name: one for name, one in translated.items() if name not in built}})
+
+
+def _dtype_of(cfg: Any) -> Any:
+    return cfg.get('dtype') if isinstance(cfg, Mapping) else None
 
 
 def _is_float16(value: Any) -> bool:
@@ -130,7 +167,13 @@ def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
     for name in ('find_unused_parameters', 'activation_checkpointing'):
         if cfg.get(name):
             fields.setdefault(name, cfg[name])
-    dtype = optim_wrapper.get('dtype') if isinstance(optim_wrapper, dict) else None
+    dtype = _dtype_of(optim_wrapper)
+    if is_several(optim_wrapper):
+        dtypes = {name: _dtype_of(one) for name, one in optimizers_of(optim_wrapper).items()}
+        same = len({str(value) for value in dtypes.values()}) == 1
+        dtype = next(iter(dtypes.values())) if same else None
+        # The model's own step calls its children; it says so where it calls itself.
+        fields.setdefault('separate', True if same or not dtypes else dtypes)
     precision = fields.get('precision')
     if dtype is not None and _is_dtype(dtype) and isinstance(precision or {}, dict):
         fields['precision'] = {'param_dtype': dtype, **(precision or {})}
@@ -181,7 +224,9 @@ def refuse_keys(cfg: dict, faults: Faults) -> None:
     if wrapper is None:
         faults.add('model_wrapper_cfg', "is missing; add model_wrapper_cfg = dict(type='ZeroModelWrapper', stage=3)")
     elif type_name(wrapper.get('type', 'ZeroModelWrapper')) != 'ZeroModelWrapper':
-        faults.add('model_wrapper_cfg.type', f"got {wrapper['type']!r}; ZeroRunner needs 'ZeroModelWrapper'")
+        own = '; its children are sharded by themselves where optim_wrapper has several optimizers'
+        more = own if type_name(wrapper['type']) == 'MMSeparateDistributedDataParallel' else ''
+        faults.add('model_wrapper_cfg.type', f"got {wrapper['type']!r}; ZeroRunner needs 'ZeroModelWrapper'{more}")
 
 
 def _class_names(hook: Any) -> set[str]:

@@ -26,7 +26,8 @@ from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model
 from mmzero.runner.joint_loops import JointLoopsMixin
-from mmzero.runner.translate import is_amp, translate_optim_wrapper, wrapper_fields
+from mmzero.runner.several import build_several, check_built, is_several
+from mmzero.runner.translate import becomes_bfloat16, translate_optim_wrapper, wrapper_fields
 from mmzero.wrappers import ZeroModelWrapper
 
 T = TypeVar('T')
@@ -67,7 +68,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name == 'default_scope'}
         faults = Faults()
         optim_wrapper = kwargs.get('optim_wrapper')
-        bfloat16 = optim_wrapper is not None and is_amp(optim_wrapper) and optim_wrapper.get('dtype') is None
+        bfloat16 = becomes_bfloat16(optim_wrapper)
         translated = translate_optim_wrapper(optim_wrapper, faults)
         self._given = given = {name: value for name, value in kwargs.items() if value is not None}
         self._wrapper_fields = wrapper_fields({**cfg, **given}, translated)
@@ -245,6 +246,25 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             merging: Any = model
             merging.test_step = self._wrapper.around(merging.test_step)
         set_random_seed(self._seed, deterministic=self._deterministic)
+
+    def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
+        """Build the optimizer wrapper, or several.
+
+        Args:
+            optim_wrapper (dict or OptimWrapper): As Runner's; several optimizers without a constructor are those of the
+                model's children by name.
+
+        Returns:
+            OptimWrapper: The optimizer wrapper, or an OptimWrapperDict.
+        """
+        if not is_several(optim_wrapper):
+            return super().build_optim_wrapper(optim_wrapper)
+        if optim_wrapper.get('constructor') is None:
+            built = build_several(self.model.module, optim_wrapper)
+        else:
+            built = super().build_optim_wrapper(optim_wrapper)
+        check_built(built)
+        return built
 
     def _convert_layers(self, model: nn.Module) -> nn.Module:
         if not self.distributed:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from mmengine.logging import print_log
 from mmengine.model import BaseDataPreprocessor, BaseModel
+from mmengine.optim import OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS
 from mmengine.runner import Runner
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from mmzero.planner import plan_report
 from mmzero.policies import WrapPlan
 from mmzero.wrappers.joining import evaluated, trained
 from mmzero.wrappers.regions import build_budget, chosen_regions
+from mmzero.wrappers.several import check_own_step, check_wrappers, standing_in
 from mmzero.wrappers.stand_in import StandIn
 
 
@@ -139,24 +141,32 @@ class ZeroModelWrapper(nn.Module):
 
         Args:
             data (dict or tuple or list): A batch of the data loader.
-            optim_wrapper (ZeroOptimWrapper): Built on this model's parameters.
+            optim_wrapper (ZeroOptimWrapper or OptimWrapperDict): Built on this model's parameters; where it is several,
+                or the model's children are sharded by themselves, the model's own ``train_step`` runs.
 
         Returns:
             dict[str, Tensor]: Losses for logging, of this rank's batch.
         """
-        if getattr(optim_wrapper, 'engine', None) is not self.engine:
-            raise ConfigError(
-                [
-                    f'optim_wrapper: a {type(optim_wrapper).__name__} that was not built on this model; build a '
-                    'ZeroOptimWrapper on the parameters of the wrapped model'
-                ]
-            )
+        several = isinstance(optim_wrapper, OptimWrapperDict)
+        check_wrappers(optim_wrapper, self.engine)
+        step = self._own_train_step if several or self.config.separate else self._train_step
         started('its next train_step')
         with self._doing('train_step'):
             if not self.stand_in.is_used:
-                return self._train_step(data, optim_wrapper)
+                return step(data, optim_wrapper)
             with self.engine.without_gradients(), self.stand_in.kept_statistics():
-                return self._train_step(data, optim_wrapper)
+                return step(data, optim_wrapper)
+
+    def _own_train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
+        if self._steps['train_step'] == 1:
+            check_own_step(self.module, self.budget is not None)
+            self.engine.let_model_step()
+        standing = standing_in(optim_wrapper, self.stand_in.is_used)
+        with self.engine.watching('train'), self.engine.reduced_precision(), standing:
+            log_vars = self.module.train_step(data, optim_wrapper)
+        if self._steps['train_step'] == 1:
+            self._tell_of_idle_regions()
+        return log_vars
 
     def _train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
         with self.engine.watching('train') as check:

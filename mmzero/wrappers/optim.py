@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from mmzero.config import LossScale, Reader, read_loss_scale
 from mmzero.config.reader import optional_dtype
 from mmzero.config.step import DEFAULT_MAX_SKIPS, read_grad_norms, read_max_skips
-from mmzero.engines import Clip, StepOptions, engine_of
+from mmzero.engines import Clip, StepOptions, engine_for
 from mmzero.errors import ConfigError
 from mmzero.wrappers.parts import parts_of
 from mmzero.wrappers.skips import SkippedSteps
@@ -25,7 +25,8 @@ class ZeroOptimWrapper(OptimWrapper):
     """MMEngine's optimizer wrapper over an engine: clipping, accumulation and mixed precision as under DDP.
 
     Args:
-        optimizer (Optimizer): Built on the parameters of a ZeroModelWrapper.
+        optimizer (Optimizer): Built on the parameters of a ZeroModelWrapper, on all of them or on some: several
+            optimizers make an ``OptimWrapperDict``, for a model with a ``train_step`` of its own.
         accumulative_counts (int): Micro-batches per optimizer step. Defaults to 1.
         clip_grad (dict, optional): Arguments of ``torch.nn.utils.clip_grad_norm_``, or with ``type='value'`` of
             ``clip_grad_value_``. Defaults to None.
@@ -41,10 +42,13 @@ class ZeroOptimWrapper(OptimWrapper):
             optimizer's groups. Defaults to None.
 
     Raises:
-        ConfigError: If the optimizer was not built on the parameters of one ZeroModelWrapper, the dtype is not
+        ConfigError: If the optimizer was not built on parameters of one ZeroModelWrapper, the dtype is not
             supported, autocast would run over fp32 units at stage 3, the engine cannot clip so, a scale is given
             for another dtype than float16, or a part has no parameters.
     """
+
+    is_stand_in = False
+    """Whether the batch is one that does not count, so that gradients are zeros."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class ZeroOptimWrapper(OptimWrapper):
         max_skips: int | None = DEFAULT_MAX_SKIPS,
         grad_norms: str | Sequence[str] | None = None,
     ) -> None:
-        self.engine = engine_of(param for group in optimizer.param_groups for param in group['params'])
+        self.engine = engine_for(param for group in optimizer.param_groups for param in group['params'])
         self.dtype = _read('dtype', dtype, optional_dtype)
         self.engine.check_autocast(self.dtype)
         scale = _loss_scale(loss_scale, self.dtype)
@@ -85,8 +89,10 @@ class ZeroOptimWrapper(OptimWrapper):
 
     def _parts(self, optimizer: Optimizer, wanted: Sequence[str]) -> dict[str, list[nn.Parameter]]:
         model: Any = self.engine.model
+        own = {param for group in optimizer.param_groups for param in group['params']}
+        named = [(name, param) for name, param in model.named_parameters() if param in own]
         try:
-            return parts_of(model.named_parameters(), optimizer.param_groups, wanted)
+            return parts_of(named, optimizer.param_groups, wanted)
         except ValueError as error:
             raise ConfigError([f'optim_wrapper.grad_norms: {error}']) from None
 
@@ -114,7 +120,7 @@ class ZeroOptimWrapper(OptimWrapper):
             loss (Tensor): The loss, divided by the number of micro-batches.
             **kwargs: As ``torch.Tensor.backward``.
         """
-        self.engine.backward(loss, **kwargs)
+        self.engine.backward(0 * loss if self.is_stand_in else loss, **kwargs)
         self._inner_count += 1
 
     def step(self, **kwargs: Any) -> None:

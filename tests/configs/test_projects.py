@@ -8,6 +8,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.utils import import_modules_from_strings
 
 from mmzero.config import CheckpointingConfig
+from mmzero.runner import build_runner
 from tests.configs.test_configs import plan_of
 from tests.patches.families import check_same_step
 
@@ -42,3 +43,17 @@ def test_custom_checkpoint_patch() -> None:
     applied.undo()
     whole = CheckpointingConfig(modules=('stages.0.0',))
     assert 'stages.0.0' in check_same_step(model, lambda model: model(torch.randn(2, 3, 32, 32)), whole, plain).regions
+
+
+def test_gan(group: None, tmp_path: Path) -> None:
+    """Both networks are sharded by themselves and move."""
+    cfg = Config.fromfile(PROJECTS / 'gan' / 'vector_gan_zero3.py')
+    import_modules_from_strings(**cfg.custom_imports)
+    cfg.work_dir, cfg.experiment_name, cfg.log_level = str(tmp_path), 'gan', 'ERROR'
+    runner = build_runner(cfg)
+    runner.train()
+    assert [unit.name for unit in runner.model.plan.units if unit.separate] == ['generator', 'discriminator']
+    saved = torch.load(tmp_path / 'epoch_2.pth', weights_only=True)
+    assert saved['optimizer'].keys() == {'generator', 'discriminator'}
+    first = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)['state_dict']
+    assert not [name for name, value in saved['state_dict'].items() if torch.equal(value, first[name])]

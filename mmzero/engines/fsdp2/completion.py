@@ -107,7 +107,8 @@ def _with_units(
     if not found:
         return plan
     before = {unit.name: unit for unit in plan.units}
-    made = make_plan(model, [*before, *found], plan.policy, (*plan.notes, *notes))
+    separate = [unit.name for unit in plan.units if unit.separate]
+    made = make_plan(model, [*before, *found], plan.policy, (*plan.notes, *notes), separate)
 
     def complete(unit: Unit) -> Unit:
         old = before.get(unit.name)

@@ -13,8 +13,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from mmzero._compat import before_phases, reduce_in_one_dtype, reduce_root_last, set_reduce_scatter_unused_params
-from mmzero.config import LossScale
+from mmzero._compat import (
+    DoubleBackward,
+    before_phases,
+    keep_requires_grad,
+    reduce_in_one_dtype,
+    reduce_root_last,
+    set_reduce_scatter_unused_params,
+)
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import total_norm
 from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
@@ -77,11 +83,15 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         check_same_model(model)
+        materialize_buffers(model, self.device)
+        self.shard_units(model, plan)
+
+    @override
+    def shard_units(self, model: nn.Module, plan: WrapPlan) -> None:
         # Only now every rank knows what is frozen.
         plan = keep_whole(model, plan)
         self.rules = rules_of(self.config)
         sharding = UnitSharding(self.config, self.device)
-        materialize_buffers(model, self.device)
         slots = parameter_slots(model)
         params = dict(model.named_parameters())
         whole: list[nn.Parameter] = []
@@ -89,16 +99,17 @@ class FSDP2Engine(ParamGradEngine):
             made = materialize_parameters([params.pop(name) for name in unit.params], slots, self.device)
             whole += itertools.compress(made, unit.is_whole)
             sharding.shard(model.get_submodule(unit.name), unit, set(whole))
-        if not isinstance(model, FSDPModule):
+        root = model.get_submodule(plan.root.name)
+        if not isinstance(root, FSDPModule):
             raise RuntimeError('fully_shard left the model as it was')
-        self.root: FSDPModule = model
-        self.units: list[Any] = [model.get_submodule(unit.name) for unit in plan.units if unit.name]
+        self.root: FSDPModule = root
+        self.units: list[Any] = [model.get_submodule(unit.name) for unit in plan.units[:-1]]
         dtypes = {unit: dtype for unit in plan.units if (dtype := reduced_dtype(unit, self.config)) is not None}
         self.reduced = [(model.get_submodule(unit.name), dtype, unit.methods) for unit, dtype in dtypes.items()]
         if self.reduced and self.device.type == 'cpu':
             teach_autocast_norms()
         self.replicated = ReplicatedParameters(whole)
-        self.unused = self._unused(plan)
+        self.unused = self._unused(model, plan)
         if self.reduced and not self.rules.sync_every_micro_step:
             reduce_in_one_dtype(self.root, zeros=self.unused is not None)
         for unit in plan.units:
@@ -109,18 +120,40 @@ class FSDP2Engine(ParamGradEngine):
         self._note_places(model, plan)
         self.prefetch = ForwardPrefetch(self.units)
         self.following: Following | None = None
-        self.adopt(model)
+        self.double_backward: DoubleBackward | None = None
+        self.adopt(model, plan.root.name)
 
     def _note_places(self, model: nn.Module, plan: WrapPlan) -> None:
         for unit in plan.units:
             module: Any = model.get_submodule(unit.name)
             before_phases(module, partial(_come_to, f'of the unit {unit.name or "(root)"} ({unit.class_name})'))
 
-    def _unused(self, plan: WrapPlan) -> UnusedParameters | None:
+    def _unused(self, model: nn.Module, plan: WrapPlan) -> UnusedParameters | None:
         if not self.config.find_unused_parameters:
             return None
         set_reduce_scatter_unused_params(self.root)
-        return UnusedParameters(self.root, plan, self.device)  # type: ignore[arg-type]
+        return UnusedParameters(model, plan, self.device)
+
+    @override
+    def params(self) -> list[nn.Parameter]:
+        # Of a gathered unit the module has others.
+        self.root.reshard()
+        for unit in self.units:
+            unit.reshard()
+        return [*self.root.parameters()]  # type: ignore[attr-defined]
+
+    @override
+    def watch_over(self, model: nn.Module, plan: WrapPlan) -> None:
+        self.first_iterations = FirstIterations(model, plan)
+
+    @override
+    def let_model_step(self) -> None:
+        if self.double_backward is not None:
+            return
+        # An optimizer may step between two units, and what was gathered ahead would be old.
+        self.prefetch.turn_off()
+        keep_requires_grad(self.root)
+        self.double_backward = DoubleBackward(self.root)
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +163,8 @@ class FSDP2Engine(ParamGradEngine):
     def micro_step(self, is_last: bool) -> None:
         # Unit by unit: what FSDP2 does by itself walks all modules of the model, in every micro-batch.
         for module in (*self.units, self.root):
-            module.set_requires_gradient_sync(is_last or self.rules.sync_every_micro_step, recurse=False)
+            syncs = is_last or self.is_shared or self.rules.sync_every_micro_step
+            module.set_requires_gradient_sync(syncs, recurse=False)
             if self.rules.keep_gathered:
                 module.set_reshard_after_backward(is_last, recurse=False)
 
@@ -159,29 +193,35 @@ class FSDP2Engine(ParamGradEngine):
             )
 
     @override
-    def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
-        self.view = choose_view(optimizer)
-        if self.view.costs:
-            print_log(f'optim_wrapper.optimizer: {type(optimizer).__name__} {self.view.costs}', 'current')
-        return super().bind(optimizer, loss_scale)
+    def step_of(self, optimizer: Optimizer) -> Callable[..., Any]:
+        view = choose_view(optimizer)
+        if view.costs:
+            print_log(f'optim_wrapper.optimizer: {type(optimizer).__name__} {view.costs}', 'current')
+        return partial(view.step, optimizer)
 
     @override
     def kinds(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         return by_kind(params)
 
     @override
-    def step_optimizer(self, **kwargs: Any) -> None:
-        self.view.step(self.optimizer, **kwargs)  # type: ignore[arg-type]
-
-    @override
     def total_norm(self, params: list[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
         return total_norm(params, norm_type, foreach)
 
     @override
-    def finish_gradients(self) -> None:
-        self.replicated.reduce_gradients()
+    def finish_gradients(self, only: set[int] | None = None) -> None:
+        if self.double_backward is not None:
+            self.double_backward.reduce_the_rest()
+        self.replicated.reduce_gradients(only)
         if self.unused is not None:
-            self.unused.drop_zeros()
+            self.unused.drop_zeros(only)
+
+    @override
+    def after_step(self) -> None:
+        if self.double_backward is not None:
+            self.double_backward.release()
+            # What a forward without a backward left gathered would compute with old weights.
+            for module in (*self.units, self.root):
+                module.reshard()
 
     @override
     @contextmanager

@@ -4,6 +4,8 @@
 Under mixed precision MMEngine trains in 16 bit and validates in float32. FSDP2 gathers a unit in one dtype for good, so
 units of 16 bit stay so in val. Around them everything computes in float32: heads turn what the units found into scores
 and boxes, which 16 bit would round to a quarter of a percent, and which numpy could not take.
+A network of 16 bit that a model trains may be called in the step of another one that trains in float32, as a
+discriminator is in the generator's; it is treated likewise. Under an autocast of the step's own nothing changes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,15 +31,19 @@ def units_alone_in(units: Sequence[tuple[nn.Module, torch.dtype, Sequence[str]]]
         None: Forwards inside behave so.
     """
     contexts: list[torch.autocast] = []
+    is_mixed = False
 
     def enter(dtype: torch.dtype) -> None:
+        nonlocal is_mixed
+        if not contexts:
+            is_mixed = torch.is_autocast_enabled(device_type)
         contexts.append(torch.autocast(device_type, dtype=dtype))
         contexts[-1].__enter__()
 
     def leave(dtype: torch.dtype, output: Any) -> Any:
         contexts.pop().__exit__(None, None, None)
-        if contexts:
-            # Within another unit, which computes in 16 bit as well.
+        if contexts or is_mixed:
+            # Within another unit, which computes in 16 bit as well, or what is around does so.
             return output
         return apply_to(output, lambda value: isinstance(value, Tensor) and value.dtype == dtype, Tensor.float)
 

@@ -49,8 +49,8 @@ class _Use:
             f'leave {self.unit.class_name} out of wrap_policy, or name a module as a unit that holds both, so that '
             f'the caller and what it uses are in one unit: {without(self.unit.class_name)}, where POLICY is what '
             'stands there now'
-            if self.unit.name
-            else 'call the model itself'
+            if not self.unit.is_root
+            else f'call {self.unit.name or "the model"} itself'
         )
         return PlanError(
             f'{self.caller} {self.how} of {self.module or "the model"}, which lies in the unit {name} '

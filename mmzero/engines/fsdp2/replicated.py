@@ -17,14 +17,17 @@ class ReplicatedParameters:
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = params
 
-    def reduce_gradients(self) -> None:
+    def reduce_gradients(self, only: set[int] | None = None) -> None:
         """Average the gradients over all ranks; one used on no rank keeps none. Collective, once per step.
 
         Communication: one all-reduce of all of them, in float32. The host waits for it only where a parameter has no
         gradient on this rank.
+
+        Args:
+            only (set[int], optional): ``id`` of the parameters that step. Defaults to None: all that are trained.
         """
-        # Asked anew each time: hooks freeze and unfreeze during a run.
-        params = [param for param in self.params if param.requires_grad]
+        # Asked anew each time: hooks and models freeze and unfreeze during a run.
+        params = [param for param in self.params if (param.requires_grad if only is None else id(param) in only)]
         if not params:
             return
         grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]

@@ -65,8 +65,8 @@ class SameUnits:
         # Before FSDP2's own hooks, which communicate.
         handles = [module.register_forward_pre_hook(self._before(unit), prepend=True) for module, unit in self.units]
         if one_forward:
-            root = next(module for module, unit in self.units if not unit.name)
-            handles.append(root.register_forward_hook(lambda *_: self._end()))
+            roots = [module for module, unit in self.units if unit.is_root]
+            handles += [root.register_forward_hook(lambda *_: self._end()) for root in roots]
         try:
             yield
             self._end()

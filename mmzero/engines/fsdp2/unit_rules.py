@@ -27,7 +27,7 @@ def param_dtype_of(unit: Unit, config: ZeroConfig) -> torch.dtype | None:
         torch.dtype or None: The dtype; None: as stored.
     """
     # The root's remainder stays as it is: models write its weights into fp32 buffers (DINO's embeddings).
-    return unit.rules.param_dtype or (config.precision.param_dtype if unit.name else None)
+    return unit.rules.param_dtype or (None if unit.is_root else config.precision.param_dtype)
 
 
 def reduced_dtype(unit: Unit, config: ZeroConfig) -> torch.dtype | None:
@@ -132,7 +132,7 @@ class UnitSharding:
         return MixedPrecisionPolicy(
             param_dtype=param_dtype_of(unit, self.config),
             reduce_dtype=precision.reduce_dtype,
-            output_dtype=precision.output_dtype if unit.name else None,
+            output_dtype=None if unit.is_root else precision.output_dtype,
             # Autocast casts what an operator wants, so that boxes, reference points and residual streams keep
             # their precision.
             cast_forward_inputs=False if casts is None else casts,

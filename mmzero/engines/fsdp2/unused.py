@@ -47,7 +47,8 @@ class UnusedParameters:
         def watch() -> None:
             for owner, name, index in slots:
                 param = getattr(owner, name)
-                if param not in self._hooked:
+                # Models freeze a network while another one trains.
+                if param.requires_grad and param not in self._hooked:
                     self._hooked[param] = param.register_post_accumulate_grad_hook(self._note(index))
 
         return watch
@@ -72,21 +73,25 @@ class UnusedParameters:
         finally:
             self.notes = True
 
-    def drop_zeros(self) -> None:
-        """Take the gradients of parameters that no rank used. Collective, once per optimizer step."""
+    def drop_zeros(self, only: set[int] | None = None) -> None:
+        """Take the gradients of parameters that no rank used. Collective, once per optimizer step.
+
+        Args:
+            only (set[int], optional): ``id`` of the parameters that step. Defaults to None: all.
+        """
         used = self.used.to(self.device)
         dist.all_reduce(used, op=dist.ReduceOp.MAX)
-        for param, flag in zip(self.sharded, used.tolist(), strict=True):
-            if not flag:
-                param.grad = None
-        self.used.zero_()
+        for index, (param, flag) in enumerate(zip(self.sharded, used.tolist(), strict=True)):
+            if only is None or id(param) in only:
+                self.used[index] = 0
+                param.grad = param.grad if flag else None
 
 
 def _sharded(model: nn.Module, plan: WrapPlan) -> dict[str, nn.Parameter]:
     """What trains, and is not averaged by an all-reduce that knows what was used."""
     whole = {name for unit in plan.units for name, keeps in zip(unit.params, unit.is_whole, strict=True) if keeps}
-    params = model.named_parameters()
-    return {name: param for name, param in params if param.requires_grad and name not in whole}
+    own = {name for unit in plan.units for name in unit.params} - whole
+    return {name: param for name, param in model.named_parameters() if param.requires_grad and name in own}
 
 
 def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str]:
