@@ -54,8 +54,8 @@ class Projecting(Plain):
     """Takes the part along a weight out of an update where its gradient is orthogonal to it, as AdamP does."""
 
     def update(self, param: Tensor, grad: Tensor, group: dict) -> Tensor:
-        update = self.momentum(param, grad)
-        if float((grad * param).sum().abs()) < 1e-3 * float(grad.norm() * param.norm()):
+        update = self.momentum(param, grad).sign()
+        if float((grad * param).sum().abs()) < 1e-5 * float(grad.norm() * param.norm()):
             update = update - param * ((update * param).sum() / param.square().sum().clamp(min=1e-12))
         return update
 
