@@ -181,11 +181,12 @@ def train_gan(
 
 def _record_steps(record: Record, model: Any, key: str, optim: OptimWrapper) -> None:
     step, seen = optim.step, []
+    # While it steps, the optimizer sees others in their place.
+    own = {id(param) for group in optim.optimizer.param_groups for param in group['params']}
 
     def keep_gradients(*_: Any) -> None:
         if not seen:
             seen.append(key)
-            own = {id(param) for group in optim.optimizer.param_groups for param in group['params']}
             for name, param in named(model).items():
                 if id(param) in own:
                     record['grads'][name] = None if param.grad is None else full(param.grad)
