@@ -253,6 +253,38 @@ class Penalised(Gan):
         return torch.autograd.grad(self.discriminator(x).sum(), x, create_graph=True)[0]
 
 
+class Straight(Layer):
+    """A residual layer whose derivative depends on its weights alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        del self.norm, self.scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x))
+
+
+class PenalisedAlone(Gan):
+    """The penalty has a backward of its own, which does not come by what the forward noted: only by weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.discriminator = nn.Sequential(Straight(12), Straight(12), nn.Linear(12, 1))
+
+    def train_discriminator(self, real: torch.Tensor, noise: torch.Tensor, optim: OptimWrapper) -> dict:
+        set_requires_grad(self.discriminator, True)
+        with optim.optim_context(self.discriminator):
+            real = real.detach().requires_grad_()
+            score = self.discriminator(real)
+            slope = torch.autograd.grad(score.sum(), real, create_graph=True)[0]
+            losses = [nn.functional.softplus(-self.discriminator(real)).mean(), slope.square().sum(1).mean()]
+        for loss in losses:
+            optim.backward(optim.scale_loss(loss))
+        optim.step()
+        optim.zero_grad()
+        return dict(loss_d=sum(losses).detach())
+
+
 class Peeking(Gan):
     """Looks at its networks without a backward, around steps, and freezes them while they are gathered."""
 

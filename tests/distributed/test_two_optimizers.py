@@ -25,6 +25,7 @@ from tests.distributed.gan import (
     Network,
     Peeking,
     Penalised,
+    PenalisedAlone,
     adams,
     build_gan_pair,
     gan_batch,
@@ -61,6 +62,7 @@ BY_HAND: dict[str, tuple[Callable, dict]] = {
     ),
     'two backwards': (functools.partial(Gan, 1, True, 2), dict(generator=NORM, discriminator=NORM)),
     'penalties on gradients': (Penalised, dict(generator=NORM, discriminator=NORM)),
+    'penalties that come by weights': (PenalisedAlone, dict(generator=NORM, discriminator=NORM)),
     'forwards around steps': (Peeking, dict(generator=NORM, discriminator=NORM)),
 }
 
