@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from mmengine.logging import print_log
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -34,7 +35,7 @@ from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
 from mmzero.engines.fsdp2.prefetch import ForwardPrefetch
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import rules_of
-from mmzero.engines.fsdp2.trial import choose_view
+from mmzero.engines.fsdp2.trial import ELEMENTWISE, choose_view
 from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
 from mmzero.engines.loops import Loop
@@ -195,8 +196,15 @@ class FSDP2Engine(ParamGradEngine):
     @override
     def step_of(self, optimizer: Optimizer) -> Callable[..., Any]:
         view = choose_view(optimizer)
-        if view.costs:
-            print_log(f'optim_wrapper.optimizer: {type(optimizer).__name__} {view.costs}', 'current')
+        said = [view.costs] if view.costs else []
+        if type(optimizer) not in ELEMENTWISE:
+            said.insert(
+                0,
+                f'stepped stand-ins for its parameters as without sharding when it is shown {view.name}; what it does '
+                'on rare occasions only no trial sees (docs/optimizers.md has those that were trained)',
+            )
+        for text in said if dist.get_rank() == 0 else ():
+            print_log(f'optim_wrapper.optimizer: {type(optimizer).__name__} {text}', 'current')
         return partial(view.step, optimizer)
 
     @override
