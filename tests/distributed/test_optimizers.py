@@ -154,7 +154,7 @@ def views() -> list[str]:
             return optimizer
 
         wrapper = ZeroOptimWrapper(hooked(model.module))
-        found, optimizer = type(wrapper.engine.view).__name__, wrapper.optimizer
+        found, optimizer = type(wrapper.engine._step_optimizer.func.__self__).__name__, wrapper.optimizer
         faults += [] if found == wanted else [f'{name}: {found} instead of {wanted}']
         expected = torch.Generator().manual_seed(5).get_state()
         faults += [] if torch.equal(torch.get_rng_state(), expected) else [f'{name}: the random state moved']

@@ -79,7 +79,7 @@ def on_rank(case: tuple[str, str, dict, str]) -> list[str]:
         except ConfigError as error:
             return [] if f'optim_wrapper.optimizer.type: {name}' in str(error) else [str(error)]
         return ['not refused']
-    found = type(ZeroOptimWrapper(build(model.module)).engine.view).__name__
+    found = type(ZeroOptimWrapper(build(model.module)).engine._step_optimizer.func.__self__).__name__
     faults = [] if found == view else [f'{found} instead of {view}']
     # Clipping rounds gradients otherwise, which some make larger.
     values = compare(*(train(NoScalars, toy_batch, build, wrapper, {}) for wrapper in (fields(3), {})))
