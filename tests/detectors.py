@@ -14,6 +14,8 @@ PREPROCESSOR = dict(type='DetDataPreprocessor', mean=[120.0] * 3, std=[60.0] * 3
 
 RTMDET = dict(
     type='RTMDet',
+    # It would make them synchronised ones on several ranks, which torch has for GPUs alone.
+    use_syncbn=False,
     data_preprocessor=PREPROCESSOR,
     backbone=dict(
         type='CSPNeXt', deepen_factor=0.1, widen_factor=0.0625, norm_cfg=dict(type='BN'), act_cfg=dict(type='SiLU')
@@ -35,7 +37,8 @@ RTMDET = dict(
         bbox_coder=dict(type='DistancePointBBoxCoder'),
         loss_cls=dict(type='QualityFocalLoss', use_sigmoid=True, beta=2.0, loss_weight=1.0),
         loss_bbox=dict(type='GIoULoss', loss_weight=2.0),
-        exp_on_reg=False,
+        # Boxes of a size to begin with, so that some match; RTMDet-m and larger have it so.
+        exp_on_reg=True,
         norm_cfg=dict(type='BN'),
         act_cfg=dict(type='SiLU'),
     ),
@@ -63,9 +66,7 @@ MASK_RCNN = dict(
         type='RPNHead',
         in_channels=16,
         feat_channels=16,
-        anchor_generator=dict(
-            type='AnchorGenerator', scales=[4], ratios=[0.5, 1.0, 2.0], strides=[4, 8, 16, 32, 64]
-        ),
+        anchor_generator=dict(type='AnchorGenerator', scales=[4], ratios=[0.5, 1.0, 2.0], strides=[4, 8, 16, 32, 64]),
         bbox_coder=dict(_BOX, target_stds=[1.0] * 4),
         loss_cls=dict(type='CrossEntropyLoss', use_sigmoid=True),
         loss_bbox=dict(type='L1Loss'),

@@ -2,9 +2,9 @@
 
 [Note: losses and boxes under autocast]
 Autocast knows torch's own losses, by function. Those of the OpenMMLab packages are written out operator by operator
-(DINO's focal loss on a CPU multiplies and sums in 16 bit, and gives a loss that is rounded to a quarter of a percent), and
-a RoI extractor of mmdet casts boxes to the dtype of the features: in bfloat16 an edge at 700 pixels is off by up to 2.
-So these get their inputs in float32, as ``force_fp32`` of earlier versions of mmdet had it. What comes out is float32, and
+(DINO's focal loss on a CPU multiplies and sums in 16 bit, and gives a loss rounded to a quarter of a percent). And RoI
+extractors of mmdet cast boxes to the dtype of the features: in bfloat16 an edge at 700 pixels is off by up to 2. So
+these get their inputs in float32, as ``force_fp32`` of earlier versions of mmdet had it. What comes out is float32, and
 autocast casts it again where a layer wants 16 bit.
 """
 

@@ -54,7 +54,9 @@ def test_it_trains_and_predicts(name: str, dtype: str) -> None:
         torch.manual_seed(1)  # the same noise, and the same samples of regions
         losses.append(float(model.train_step(batch(0), optim)['loss']))
     # RTMDet weighs boxes by how good they are: its loss rises until the first ones are.
-    assert torch.tensor(losses).isfinite().all() and losses[-1] < (max(losses) if name == 'rtmdet' else losses[0]), losses
+    assert torch.tensor(losses).isfinite().all() and losses[-1] < (max(losses) if name == 'rtmdet' else losses[0]), (
+        losses
+    )
     model.eval()
     if name in NMS and not has_full_mmcv():
         return

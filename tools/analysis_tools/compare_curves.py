@@ -20,7 +20,8 @@ def parse_args() -> argparse.Namespace:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='config file for ZeroRunner')
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='of DDP; 16 bit has the first')
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='of DDP')
+    parser.add_argument('--half-seeds', type=int, nargs='+', default=[], help='of 16 bit; default: the first of DDP')
     parser.add_argument('--dtypes', nargs='+', choices=['bfloat16', 'float16'], default=['bfloat16', 'float16'])
     parser.add_argument('--nproc', type=int, default=2, help='ranks of each training; default: 2')
     parser.add_argument('--tail', type=int, default=TAIL, help=f'steps at the end to compare; default: {TAIL}')
@@ -33,7 +34,7 @@ def main() -> None:
     """Train, judge, write."""
     args = parse_args()
     cfg = load_config(args.config, args.cfg_options)
-    found = train_all(cfg, planned(args.seeds, args.dtypes), args.out.resolve(), args.nproc)
+    found = train_all(cfg, planned(args.seeds, args.dtypes, args.half_seeds), args.out.resolve(), args.nproc)
     verdicts = judge(found, args.tail)
     print(curves_table(found, verdicts, args.tail))
     for path in write_curves(found, verdicts, args.out):

@@ -40,17 +40,19 @@ class Curve:
         return f'{self.dtype}-seed{self.seed}'
 
 
-def planned(seeds: Sequence[int], dtypes: Sequence[str]) -> list[Curve]:
+def planned(seeds: Sequence[int], dtypes: Sequence[str], half_seeds: Sequence[int] = ()) -> list[Curve]:
     """The trainings of a comparison, in the order in which they run.
 
     Args:
-        seeds (Sequence[int]): Of stock DDP; the first is that of the pair as well.
+        seeds (Sequence[int]): Of stock DDP.
         dtypes (Sequence[str]): Of the pair.
+        half_seeds (Sequence[int]): Of the pair. Defaults to none: the first of stock DDP's.
 
     Returns:
         list[Curve]: The trainings.
     """
-    return [*(Curve('float32', seed) for seed in seeds), *(Curve(dtype, seeds[0]) for dtype in dtypes)]
+    pairs = [Curve(dtype, seed) for dtype in dtypes for seed in half_seeds or seeds[:1]]
+    return [*(Curve('float32', seed) for seed in seeds), *pairs]
 
 
 def curve_config(cfg: Config, curve: Curve, work_dir: str) -> Config:

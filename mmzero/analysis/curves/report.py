@@ -33,7 +33,9 @@ def curves_table(found: Sequence[Losses], verdicts: Sequence[Verdict], tail: int
     rows.append('|---' * (3 + len(names)) + '|')
     for losses in found:
         metrics = [f'{losses.metrics[name]:.3f}' for name in names]
-        rows.append(' | '.join([f'| {losses.curve}', f'{end_of(losses, tail):.4f}', str(losses.skipped), *metrics]) + ' |')
+        rows.append(
+            ' | '.join([f'| {losses.curve}', f'{end_of(losses, tail):.4f}', str(losses.skipped), *metrics]) + ' |'
+        )
     return '\n'.join([*rows, '', *map(_line, verdicts)])
 
 

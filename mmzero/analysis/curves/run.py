@@ -70,7 +70,9 @@ def _launch(config: Path, log: Path, nproc: int) -> None:
     command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(nproc)]
     command += ['-m', 'mmzero.analysis.curves.rank', str(config)]
     with log.open('w') as file:
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=_environment(), check=False).returncode
+        code = subprocess.run(
+            command, stdout=file, stderr=subprocess.STDOUT, env=_environment(), check=False
+        ).returncode
     if code:
         raise DataError(f'{config}: the training ended with exit code {code}; its output is in {log}')
 

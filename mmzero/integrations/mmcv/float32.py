@@ -2,9 +2,9 @@
 
 [Note: mmcv's operators under autocast]
 They are no operators of torch, so autocast leaves their inputs as they are. None of them has a kernel for bfloat16, and
-nms on CPUs has none for float16 either; deformable attention casts its sampling locations to the dtype of the values,
-which in bfloat16 is a grid of 256 points over the whole image. In float32 all of them run, with locations and boxes as
-exact as they came. What they give has the dtype that it has without us, since mmdet writes it into tensors of that dtype.
+nms has none for float16 either; deformable attention casts its sampling locations to the dtype of the values, which in
+bfloat16 is a grid of 256 points over the whole image. In float32 all of them run, with locations and boxes as exact as
+they came. What they give has the dtype that it has without us, since mmdet writes it into tensors of that dtype.
 """
 
 import sys
@@ -50,6 +50,7 @@ def _forward(forward: Callable) -> Callable:
         if not (halves and torch.is_autocast_enabled(device_type)):
             return forward(ctx, first, *args, **kwargs)
         kwargs = {name: _float32(value) for name, value in kwargs.items()}
+        ctx.was_cast = True
         with torch.autocast(device_type, enabled=False):
             found = forward(ctx, *map(_float32, (first, *args)), **kwargs)
         # Indices, as those of nms, stay what they are.
@@ -60,9 +61,9 @@ def _forward(forward: Callable) -> Callable:
 
 def _backward(backward: Callable) -> Callable:
     def run(ctx: Any, *grads: Any) -> Any:
-        # What forward has saved is float32 then, and the kernels want one dtype.
-        saved = [tensor for tensor in ctx.saved_tensors if tensor.is_floating_point()]
-        return backward(ctx, *(map(_float32, grads) if torch.float32 in {tensor.dtype for tensor in saved} else grads))
+        # What forward has saved is float32 then, and the kernels want one dtype. Saved tensors may be asked for once
+        # alone, where a region is recomputed.
+        return backward(ctx, *(map(_float32, grads) if getattr(ctx, 'was_cast', False) else grads))
 
     return run
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import mmzero  # noqa: F401
 from mmzero.engines.float32 import compute_in_float32, takes_float32
@@ -67,7 +68,8 @@ def test_sampling_locations_stay_as_exact_as_they_are(monkeypatch: pytest.Monkey
     made = kernels(monkeypatch, 'multi_scale_deform_attn')
     value, locations = torch.randn(1, 16, 2, 4).to(dtype).requires_grad_(), torch.rand(1, 3, 2, 1, 1, 2)
     with torch.autocast('cpu', dtype=dtype):
-        found = attend(value, locations)
+        # Recomputed, as encoder layers are: what is saved may be asked for once.
+        found = checkpoint(attend, value, locations, use_reentrant=False)
     found.sum().backward()
     assert found.dtype == value.grad.dtype == dtype
     assert torch.equal(made.locations, locations)
