@@ -77,8 +77,9 @@ def ratios(name: str, dtype: str) -> list[dict[str, float]]:
     """Runs on every rank."""
     _, batch, units = MODELS[name]
     build = dict(rtmdet=rtmdet, mask_rcnn=taught_mask_rcnn)[name]
+    # Adam makes full steps of rounding noise, and a matching that flips with it moves a loss by a tenth.
     parity.MODELS[name] = (build, batch, units, dict(find_unused_parameters=True))
-    return parity.half_on_rank([Cell('stage 3', 'blocks', 1, 'norm', 'adamw', name)], dtype, 5)
+    return parity.half_on_rank([Cell('stage 3', 'blocks', 1, 'norm', 'sgd', name)], dtype, 5)
 
 
 @pytest.mark.slow
