@@ -52,7 +52,9 @@ def train_all(cfg: Config, curves: Sequence[Curve], out: Path, nproc: int) -> li
 
 
 def _train(cfg: Config, curve: Curve, folder: Path, nproc: int) -> Losses:
-    derived = curve_config(cfg, curve, str(folder))
+    # MMEngine writes the config into the work dir, under the name that it has.
+    work_dir = folder / 'run'
+    derived = curve_config(cfg, curve, str(work_dir))
     text, config, done = f'{derived.pretty_text}\n# ranks: {nproc}\n', folder / 'config.py', folder / DONE
     if not (done.is_file() and config.is_file() and config.read_text() == text):
         done.unlink(missing_ok=True)
@@ -63,7 +65,7 @@ def _train(cfg: Config, curve: Curve, folder: Path, nproc: int) -> Losses:
         _launch(config, folder / 'output.txt', nproc)
         print(f'{curve}: {time.monotonic() - started:.0f} s', flush=True)
         done.touch()
-    return read_losses(curve, folder)
+    return read_losses(curve, work_dir)
 
 
 def _launch(config: Path, log: Path, nproc: int) -> None:
