@@ -21,6 +21,7 @@ from mmzero._compat import use_expandable_segments
 from mmzero.checkpoint import clean_names, fitting_names
 from mmzero.config import Faults, ZeroConfig, read_zero_config
 from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, plan_units, started
+from mmzero.engines.float32 import compute_in_float32
 from mmzero.engines.watch import TRAIL, start_watch
 from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
@@ -74,6 +75,7 @@ class ZeroModelWrapper(nn.Module):
         self._announce()
         self.budget = build_budget(checkpointing, self.patched, self.plan, _report)
         self.engine.shard(module, self.plan)
+        compute_in_float32(module, self.engine.device.type)
         start_watch(self.config.watch, self.engine.waits_in_backward)
         accept_whole_tensors(module)
         self.module: Any = module

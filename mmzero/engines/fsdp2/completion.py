@@ -9,8 +9,9 @@ with those of 0-dim parameters. A policy that makes their modules units of their
 [Note: float32 inside of 16 bit]
 A unit has one dtype in which it is gathered. What is to be gathered in float32 within it becomes a unit of its own,
 module by module: modules that share a group (``fully_shard([a, b])``) would be freed after the last one's forward only,
-which a recomputation that stops early never comes to. Layers with running statistics are such units by themselves,
-since batch norm wants its weights in the dtype of its statistics, and takes inputs of 16 bit as they are.
+which a recomputation that stops early never comes to. Batch norms and instance norms are such units by themselves: they
+want their weights in the dtype of their statistics, and without any refuse an input in float32 with weights of 16 bit;
+inputs of 16 bit they take as they are.
 """
 
 from collections import Counter
@@ -62,7 +63,7 @@ def keep_fp32(model: nn.Module, plan: WrapPlan, config: ZeroConfig) -> WrapPlan:
             continue
         if any(matches_or_holds(pattern, name) for pattern in patterns):
             found[name] = unit, True
-        elif isinstance(module, _NormBase) and module.running_mean is not None:
+        elif isinstance(module, _NormBase):
             found[name] = unit, False
     _check_patterns(patterns, inside)
     outermost = {name: item for name, item in found.items() if not _lies_in_another(name, found)}
@@ -97,7 +98,7 @@ def _notes(found: dict[str, tuple[Unit, bool]]) -> tuple[str, ...]:
         [f'{named} modules are gathered in float32, each by itself: precision.keep_fp32 names them'] if named else []
     )
     if norms:
-        notes.append(f'{norms} norm layers are gathered in float32, each by itself, as their running statistics are')
+        notes.append(f'{norms} norm layers are gathered in float32, each by itself, as their statistics are')
     return tuple(notes)
 
 

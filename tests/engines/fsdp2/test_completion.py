@@ -63,8 +63,26 @@ def test_layers_with_running_statistics_are_units_of_their_own() -> None:
     assert rules(found) == {
         'blocks.0.bn': NORM, 'blocks.1.bn': NORM, 'blocks.0': UnitRules(), 'blocks.1': UnitRules(), '': UnitRules()
     }  # fmt: skip
-    assert found.notes == ('2 norm layers are gathered in float32, each by itself, as their running statistics are',)
+    assert found.notes == ('2 norm layers are gathered in float32, each by itself, as their statistics are',)
     assert 'bn.weight' in found.root.params and found.units[2].methods == ('method',)
+
+
+@pytest.mark.parametrize(
+    'norm',
+    [
+        nn.SyncBatchNorm(4),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.InstanceNorm1d(4, affine=True),
+        nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+    ],
+    ids=str,
+)
+def test_norms_over_batches_and_images_are_too(norm: nn.Module) -> None:
+    model = Net()
+    model.blocks[0].bn = norm
+    precision = PrecisionConfig(param_dtype=HALF)
+    config = ZeroConfig(wrap_policy=lambda net: make_plan(net, ['blocks.0'], 'test'), precision=precision)
+    assert rules(plan_units(model, build_engine(config), 1))['blocks.0.bn'] == NORM
 
 
 @pytest.mark.parametrize('pattern', ['**.norms', '**.norms.*', 'blocks.*.norms'])
