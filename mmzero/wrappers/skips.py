@@ -5,7 +5,6 @@ from mmengine.logging import MessageHub, print_log
 
 from mmzero.errors import NonFiniteError
 
-
 _COUNT = 'train/skipped_steps'
 
 

@@ -176,6 +176,11 @@ class FSDP2Engine(ParamGradEngine):
         separate_kinds(self.optimizer)  # type: ignore[arg-type]
 
     @override
+    def refresh(self) -> None:
+        for module in (*self.units, self.root):
+            module.reshard()
+
+    @override
     def finish_gradients(self) -> None:
         self.replicated.reduce_gradients()
         if self.unused is not None:
