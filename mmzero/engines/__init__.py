@@ -4,6 +4,7 @@ from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, engine_o
 from mmzero.engines.build import build_engine
 from mmzero.engines.closure import NO_CLOSURE, needs_closure
 from mmzero.engines.forecast import Forecast
+from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
@@ -18,6 +19,7 @@ __all__ = [
     'Clip',
     'Engine',
     'Forecast',
+    'LocalParts',
     'Loop',
     'StepOptions',
     'StepOutcome',

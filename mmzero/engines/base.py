@@ -370,6 +370,9 @@ class Engine(ABC):
         """The context of a backward of zeros, by a rank that has no batch: it uses no parameter."""
         return nullcontext()
 
+    def refresh(self) -> None:  # noqa: B027
+        """Be told that weights were written into the parameters' storage; the next forward computes with them."""
+
     def model_state(self) -> dict[str, Tensor]:
         """Gather parameters and persistent buffers, one tensor at a time. Collective.
 

@@ -120,6 +120,11 @@ class SeparateEngine(Engine):
         raise RuntimeError('each optimizer steps by itself')
 
     @override
+    def refresh(self) -> None:
+        for engine in self.children.values():
+            engine.refresh()
+
+    @override
     def watching(self, kind: str) -> AbstractContextManager[Callable[[Any], None]]:
         return self._first.watching(kind)
 

@@ -1,6 +1,7 @@
 """Hooks that ZeroRunner adds to every run."""
 
+from mmzero.hooks.ema import ShardedEMA, over_shards
 from mmzero.hooks.host_memory import HostMemoryHook
 from mmzero.hooks.random_state import RandomStateHook
 
-__all__ = ['HostMemoryHook', 'RandomStateHook']
+__all__ = ['HostMemoryHook', 'RandomStateHook', 'ShardedEMA', 'over_shards']

@@ -24,7 +24,7 @@ from mmzero.checkpoint import (
     write_checkpoint,
 )
 from mmzero.engines import meet, on_rank0
-from mmzero.hooks import RandomStateHook
+from mmzero.hooks import RandomStateHook, ShardedEMA
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
 
@@ -82,6 +82,9 @@ class CheckpointMixin(Runner):
         state = random_state()
         self._random_state_hook().continue_from(state)
         checkpoint['random_states'] = gather_random_states(state)
+        for hook in self.hooks:
+            if isinstance(hook, ShardedEMA):
+                hook.gather()
         path = join_path(out_dir, filename, backend_args=backend_args or file_client_args)
         on_rank0(lambda: self._write(checkpoint, path, backend_args or file_client_args))
 

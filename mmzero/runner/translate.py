@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from mmengine.registry import HOOKS
 
 from mmzero.config import Faults
 from mmzero.config.reader import optional_dtype
@@ -30,11 +29,6 @@ OPTIM_FIELDS = (
 REFUSED = {
     'strategy': 'belongs to FlexibleRunner; its settings go into model_wrapper_cfg',
     'compile': 'is not supported yet; remove it',
-}
-
-# Hooks that a sharded model breaks, with the reason.
-REFUSED_HOOKS = {
-    'EMAHook': 'copies the whole model, which a sharded model refuses; it is not supported yet, remove it',
 }
 
 
@@ -215,27 +209,9 @@ def refuse_keys(cfg: dict, faults: Faults) -> None:
     wrapper, name = cfg.get('model_wrapper_cfg'), 'activation_checkpointing'
     if cfg.get(name) and isinstance(wrapper, Mapping) and wrapper.get(name, cfg[name]) != cfg[name]:
         faults.add(name, f'is not what model_wrapper_cfg.{name} says, which it is another name of; give one of them')
-    custom, default = cfg.get('custom_hooks') or [], cfg.get('default_hooks') or {}
-    named = {f'custom_hooks[{index}]': hook for index, hook in enumerate(custom)}
-    named.update({f'default_hooks.{key}': hook for key, hook in default.items()})
-    for path, hook in named.items():
-        for name in _class_names(hook) & REFUSED_HOOKS.keys():
-            faults.add(path, f'{name} {REFUSED_HOOKS[name]}')
     if wrapper is None:
         faults.add('model_wrapper_cfg', "is missing; add model_wrapper_cfg = dict(type='ZeroModelWrapper', stage=3)")
     elif type_name(wrapper.get('type', 'ZeroModelWrapper')) != 'ZeroModelWrapper':
         own = '; its children are sharded by themselves where optim_wrapper has several optimizers'
         more = own if type_name(wrapper['type']) == 'MMSeparateDistributedDataParallel' else ''
         faults.add('model_wrapper_cfg.type', f"got {wrapper['type']!r}; ZeroRunner needs 'ZeroModelWrapper'{more}")
-
-
-def _class_names(hook: Any) -> set[str]:
-    """Names of a hook's class and its bases; of a config whose class is not found, its name alone."""
-    if not isinstance(hook, dict):
-        return {base.__name__ for base in type(hook).__mro__}
-    given = hook.get('type') or 'none'
-    try:
-        cls = HOOKS.get(given) if isinstance(given, str) else given
-    except (ImportError, AttributeError, ValueError, RuntimeError):  # a dotted name that is not there
-        cls = None
-    return {type_name(given), *(base.__name__ for base in getattr(cls, '__mro__', ()))}

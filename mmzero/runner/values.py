@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS, DefaultScope
+from mmengine.hooks import EMAHook, Hook
+from mmengine.registry import HOOKS, MODELS, DefaultScope
+from torch import nn
 
 from mmzero.config import Faults
 from mmzero.config.reader import is_number
@@ -96,12 +97,15 @@ def _try_hooks(cfg: Mapping, faults: Faults) -> None:
         if not _is_light(cls):
             continue
         try:
-            cls(**{key: value for key, value in hook.items() if key not in ('type', 'priority', '_scope_')})
+            built = cls(**{key: value for key, value in hook.items() if key not in ('type', 'priority', '_scope_')})
+            if isinstance(built, EMAHook):
+                with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
+                    MODELS.build(dict(built.ema_cfg), default_args=dict(model=nn.Linear(1, 1)))
         except USER_ERRORS as error:
             faults.add(path, f'{type_name(hook["type"])} refuses its arguments: {error}')
 
 
-HEAVY = ('EMAHook', 'ProfilerHook', 'NPUProfilerHook')
+HEAVY = ('ProfilerHook', 'NPUProfilerHook')
 
 
 def _is_light(cls: Any) -> bool:

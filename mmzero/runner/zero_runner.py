@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 from mmengine.config import Config
+from mmengine.hooks import EMAHook, Hook
 from mmengine.model import convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
@@ -21,7 +22,7 @@ from mmzero.checkpoint import pretrained_loading
 from mmzero.config import Faults
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
-from mmzero.hooks import HostMemoryHook, RandomStateHook
+from mmzero.hooks import HostMemoryHook, RandomStateHook, over_shards
 from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model
@@ -200,6 +201,18 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             # Ranks that have no more batches wait for this one.
             failed(error)
             raise
+
+    def register_hook(self, hook: Hook | dict, priority: int | str | None = None) -> None:
+        """Register a hook; one that averages weights is told to do it over shards.
+
+        Args:
+            hook (Hook or dict): As Runner's.
+            priority (int or str, optional): As Runner's.
+        """
+        super().register_hook(hook, priority)
+        for known in self._hooks:
+            if isinstance(known, EMAHook):
+                over_shards(known)
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks, and remember which loops have worked.

@@ -71,7 +71,14 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         ({'optim_wrapper.grad_norms': ['stemm']}, "optim_wrapper.grad_norms: names nothing that is trained: 'stemm'"),
         (dict(strategy=dict(type='FSDPStrategy')), 'strategy: belongs to FlexibleRunner'),
         (dict(compile=True), 'compile: is not supported yet'),
-        (dict(custom_hooks=[dict(type='EMAHook')]), r'custom_hooks[0]: EMAHook'),
+        (
+            dict(custom_hooks=[dict(type='EMAHook', ema_type='MovingAverage')]),
+            'custom_hooks[0]: EMAHook refuses its arguments',
+        ),
+        (
+            dict(custom_hooks=[dict(type='EMAHook', momentun=0.1)]),
+            'custom_hooks[0]: EMAHook refuses its arguments',
+        ),
         (
             {'model_wrapper_cfg.offload': dict(params='cpu')},
             "model_wrapper_cfg.offload.params: 'cpu' is not supported yet",

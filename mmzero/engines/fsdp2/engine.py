@@ -228,8 +228,12 @@ class FSDP2Engine(ParamGradEngine):
         if self.double_backward is not None:
             self.double_backward.release()
             # What a forward without a backward left gathered would compute with old weights.
-            for module in (*self.units, self.root):
-                module.reshard()
+            self.refresh()
+
+    @override
+    def refresh(self) -> None:
+        for module in (*self.units, self.root):
+            module.reshard()
 
     @override
     @contextmanager

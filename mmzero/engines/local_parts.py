@@ -1,0 +1,90 @@
+"""A rank's own part of a model, as a plain module with the model's names: what can be copied, averaged and swapped.
+
+[Note: a mirror of the shards]
+A sharded model cannot be deep-copied, and its modules hold gathered parameters or shards by turns. The storage of a
+shard stays. So a tree of empty modules with the model's names holds parameters over the same storage: what the
+optimizer writes is seen in it at once, and what is written into it the model computes with from its next gathering on.
+Element by element it takes any code that was made for whole parameters, without communication.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mmzero.engines.state import gather, scatter
+
+
+class LocalParts:
+    """Mirrors a sharded model.
+
+    Args:
+        model (nn.Module): The sharded model, no unit of which is gathered.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._params = {name: param.detach() for name, param in model.named_parameters(remove_duplicate=False)}
+        self.module = _tree(model)
+
+    def gather(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gather tensors laid out as the mirror's, one at a time. Collective.
+
+        Args:
+            state (dict[str, Tensor]): This rank's parts by the names of the mirror's state dict.
+
+        Returns:
+            dict[str, Tensor]: Whole CPU tensors on rank 0; empty on other ranks.
+        """
+        found = {}
+        for name, part in state.items():
+            whole = gather(self._sharded(name, part))
+            if whole is not None:
+                found[name] = whole
+        return found
+
+    def scatter(self, state: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+        """Fill tensors laid out as the mirror's from rank 0's whole ones. Collective.
+
+        Args:
+            state (dict[str, Tensor]): This rank's parts, the same names on every rank; changed in place.
+            whole (dict[str, Tensor]): Whole tensors on rank 0; ignored on other ranks.
+        """
+        for name, part in state.items():
+            scatter(self._sharded(name, part), whole.get(name))
+
+    def _sharded(self, name: str, part: Tensor) -> Tensor:
+        like: Any = self._params.get(name)
+        if not isinstance(like, DTensor):
+            return part
+        return DTensor.from_local(
+            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+
+def _tree(model: nn.Module) -> nn.Module:
+    made: dict[nn.Module, nn.Module] = {}
+    params: dict[Tensor, nn.Parameter] = {}
+    return _mirrored(model, made, params)
+
+
+def _mirrored(module: nn.Module, made: dict[nn.Module, nn.Module], params: dict[Tensor, nn.Parameter]) -> nn.Module:
+    """What is shared stays shared, so that it is averaged once."""
+    if module in made:
+        return made[module]
+    mirror = made[module] = nn.Module()
+    for name, param in module._parameters.items():
+        if param is not None and param not in params:
+            params[param] = nn.Parameter(_part(param), requires_grad=False)
+        mirror.register_parameter(name, None if param is None else params[param])
+    for name, buffer in module._buffers.items():
+        mirror.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
+    for name, child in module._modules.items():
+        mirror.add_module(name, None if child is None else _mirrored(child, made, params))
+    return mirror
+
+
+def _part(param: Any) -> Tensor:
+    with torch.no_grad():
+        part: Tensor = param.to_local() if isinstance(param, DTensor) else param
+    return part.detach()
