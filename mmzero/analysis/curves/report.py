@@ -21,7 +21,7 @@ def curves_table(found: Sequence[Losses], verdicts: Sequence[Verdict], tail: int
 
     Args:
         found (Sequence[Losses]): All trainings.
-        verdicts (Sequence[Verdict]): Of those in 16 bit.
+        verdicts (Sequence[Verdict]): Of the dtypes of 16 bit.
         tail (int): Steps at the end that were compared. Defaults to TAIL.
 
     Returns:
@@ -41,7 +41,8 @@ def curves_table(found: Sequence[Losses], verdicts: Sequence[Verdict], tail: int
 
 def _line(verdict: Verdict) -> str:
     where = f'{verdict.end:.4f} beside {verdict.low:.4f} to {verdict.high:.4f}, {verdict.apart:+.1%} of their mean'
-    return f'{verdict.losses.curve}: {"holds" if verdict.holds else "DOES NOT HOLD"}: {where}'
+    seeds = ', '.join(map(str, verdict.seeds))
+    return f'mmzero {verdict.dtype}, seeds {seeds}: {"holds" if verdict.holds else "DOES NOT HOLD"}: {where}'
 
 
 def write_curves(found: Sequence[Losses], verdicts: Sequence[Verdict], folder: Path) -> list[Path]:
@@ -49,7 +50,7 @@ def write_curves(found: Sequence[Losses], verdicts: Sequence[Verdict], folder: P
 
     Args:
         found (Sequence[Losses]): All trainings.
-        verdicts (Sequence[Verdict]): Of those in 16 bit.
+        verdicts (Sequence[Verdict]): Of the dtypes of 16 bit.
         folder (Path): Made where it is not there.
 
     Returns:
@@ -70,7 +71,8 @@ def write_curves(found: Sequence[Losses], verdicts: Sequence[Verdict], folder: P
         ],
         verdicts=[
             dict(
-                dtype=verdict.losses.curve.dtype,
+                dtype=verdict.dtype,
+                seeds=verdict.seeds,
                 holds=verdict.holds,
                 end=verdict.end,
                 low=verdict.low,
