@@ -305,6 +305,20 @@ class DoubleBackward:
         self._kept.clear()
 
 
+def local_tensor(tensor: Any) -> torch.Tensor:
+    """The tensor that a shard is on this rank, the same object each time.
+
+    ``DTensor.to_local`` makes a new view of a parameter in every call. Remove once it does not.
+
+    Args:
+        tensor (DTensor): A shard.
+
+    Returns:
+        Tensor: It.
+    """
+    return tensor._local_tensor
+
+
 def drop_gathered_ahead(module: FSDPModule) -> None:
     """Drop what was gathered ahead for a unit that has not run since.
 

@@ -1,12 +1,13 @@
 """Engines shard, synchronise, clip and step; each stage's rules live in its engine, once."""
 
-from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, engine_of
+from mmzero.engines.base import Engine, engine_of
 from mmzero.engines.build import build_engine
 from mmzero.engines.closure import NO_CLOSURE, needs_closure
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
+from mmzero.engines.options import Clip, StepOptions, StepOutcome
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0
 from mmzero.engines.shares import engine_for

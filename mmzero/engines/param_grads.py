@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from mmzero.config import LossScale
-from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, assert_bound
+from mmzero.engines.base import Engine, assert_bound
 from mmzero.engines.gradients import any_nonfinite, describe_nonfinite, norms_by_part
 from mmzero.engines.loss_scaler import LossScaler
+from mmzero.engines.options import Clip, StepOptions, StepOutcome
 from mmzero.policies import WrapPlan
 
 _ALL = ''

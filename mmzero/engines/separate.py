@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.anomalies import Anomalies
-from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome
+from mmzero.engines.base import Engine
 from mmzero.engines.loops import Loop
 from mmzero.engines.materialize import (
     check_same_model,
@@ -20,6 +20,7 @@ from mmzero.engines.materialize import (
     materialize_parameters,
     parameter_slots,
 )
+from mmzero.engines.options import Clip, StepOptions, StepOutcome
 from mmzero.engines.param_grads import ParamGradEngine
 from mmzero.policies import Gathering, WrapPlan, WrapPolicy, of_child, separate_plan, within
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from mmzero.engines.base import Clip, Engine, engines_of
+from mmzero.engines.base import Engine, engines_of
+from mmzero.engines.options import Clip
 from mmzero.engines.param_grads import ParamGradEngine
 from mmzero.policies import WrapPlan
 

@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from mmzero.config import LossScale, ZeroConfig
-from mmzero.engines.base import Clip, Engine, StepOptions, StepOutcome, assert_bound
+from mmzero.engines.base import Engine, assert_bound
 from mmzero.engines.deepspeed.ds_config import ds_config
 from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank
 from mmzero.engines.deepspeed.refusals import check_autocast, check_clip, check_config, check_model
 from mmzero.engines.materialize import materialize_model
+from mmzero.engines.options import Clip, StepOptions, StepOutcome
 from mmzero.engines.state import gather_tensors, scatter_tensors
 from mmzero.errors import CheckpointError, ConfigError
 from mmzero.policies import WrapPlan

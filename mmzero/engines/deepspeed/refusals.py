@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mmzero.config import ZeroConfig
-from mmzero.engines.base import Clip
+from mmzero.engines.options import Clip
 from mmzero.errors import ConfigError, PlanError
 
 _PATH = 'model_wrapper_cfg'

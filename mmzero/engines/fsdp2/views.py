@@ -19,6 +19,7 @@ A view's tensors share memory with the parameter's where they can; where not, th
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
+
+from mmzero._compat import local_tensor
 
 
 class View(ABC):
@@ -105,10 +108,82 @@ class View(ABC):
         """Make what is kept of a tensor of the optimizer's state."""
 
 
+@dataclass
+class _Known:
+    """A sharded parameter, this rank's part of it, and of the tensors of its state."""
+
+    param: nn.Parameter
+    local: Tensor
+    twin: nn.Parameter
+    hidden: dict[str, Tensor] = field(default_factory=dict)
+    shown: dict[str, Tensor] = field(default_factory=dict)
+
+
 class Held(View):
-    """Shows the plain tensors that this rank holds. No communication."""
+    """Shows the plain tensors that this rank holds. No communication.
+
+    Twins, and the parts of state, are made once: a model may have thousands of parameters, and a step should ask Python
+    for little.
+    """
 
     name = 'shards as plain tensors'
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+
+    @override
+    @contextmanager
+    def _shown(self, optimizer: Optimizer, params: Iterable[nn.Parameter]) -> Iterator[None]:
+        groups, state = optimizer.param_groups, optimizer.state
+        lists = [group['params'] for group in groups]
+        with torch.no_grad():
+            for group, own in zip(groups, lists, strict=True):
+                group['params'] = [self._show(p, state) if isinstance(p, DTensor) else p for p in own]
+        try:
+            yield
+        finally:
+            for group, own in zip(groups, lists, strict=True):
+                group['params'] = own
+            for own in lists:
+                for param in own:
+                    if isinstance(param, DTensor):
+                        self._hide(param, state)
+
+    def _show(self, param: Any, state: dict) -> nn.Parameter:
+        local, grad = local_tensor(param), param.grad
+        known = self._known.get(id(param))
+        if known is None or known.local is not local:
+            known = self._known[id(param)] = _Known(param, local, nn.Parameter(local, param.requires_grad))
+        twin = known.twin
+        if twin.requires_grad is not param.requires_grad:
+            twin.requires_grad_(param.requires_grad)
+        twin.grad = None if grad is None else local_tensor(grad)
+        entries = state.pop(param, None)
+        if entries is not None:
+            old = known.hidden
+            state[twin] = {
+                key: known.shown[key] if key in old and value is old[key] else self._part(value)
+                for key, value in entries.items()
+            }
+        return twin
+
+    def _part(self, value: Any) -> Any:
+        return value.to_local() if isinstance(value, DTensor) else value
+
+    def _hide(self, param: Any, state: dict) -> None:
+        known = self._known[id(param)]
+        known.twin.grad = None
+        entries = state.pop(known.twin, None)
+        if entries is None:
+            return
+        shown = known.shown
+        for key, value in entries.items():
+            if key in shown and value is shown[key]:
+                entries[key] = known.hidden[key]
+            elif isinstance(value, Tensor):
+                entries[key] = hidden = self.hide(value, param)
+                known.hidden[key], shown[key] = hidden, value
+        state[param] = entries
 
     @override
     def show(self, tensor: Tensor, param: nn.Parameter) -> Tensor:
