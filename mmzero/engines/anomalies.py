@@ -1,9 +1,9 @@
 """Which module made nan or inf, in forward and in backward.
 
 [Note: looking without waiting]
-Each module's inputs and output, and the gradients of both, are reduced to one flag on the device, which
-nobody reads as long as steps are done. Only a step that is skipped reads them, in the order in which they came: the
-first that is set is where nan or inf began.
+Each module's inputs and output, and the gradients of both, are reduced to one flag on the device, which nobody reads
+as long as steps are done. Only a step that is skipped reads them, in the order in which they came: the first that is
+set is where nan or inf began.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,8 @@ class _Flag(NamedTuple):
 class Anomalies:
     """Watches every module of a model, step by step.
 
-    Costs two passes over every input, and one over every output and the gradients of both; no communication as long as steps are done.
+    Costs two passes over every input, and one over every output and the gradients of both; no communication as long
+    as steps are done.
 
     Args:
         model (nn.Module): The model.
