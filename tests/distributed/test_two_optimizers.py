@@ -186,7 +186,7 @@ def skipped_with_a_penalty() -> list[str]:
     for stage in (0, 2, 3):
         options = dict(max_skips=0)
         optimizers = dict(generator=options, discriminator=options)
-        model, optim = build_gan_pair(Penalised(), adams, fields_of(stage, 'blocks'), optimizers)
+        model, optim = build_gan_pair(PenalisedAlone(), adams, fields_of(stage, 'blocks'), optimizers)
         batch = gan_batch(dist.get_rank())
         if dist.get_rank() == 1:
             batch['inputs'][0] = float('nan')
