@@ -1,9 +1,9 @@
 """Which module made nan or inf, in forward and in backward.
 
 [Note: looking without waiting]
-Each module's output, and the gradients of its output and of its inputs, are reduced to one flag on the device, which
-nobody reads as long as steps are done. Only a step that is skipped reads them, in the order in which they came: the
-first that is set is where nan or inf began.
+Each module's inputs and output, and the gradients of both, are reduced to one flag on the device, which nobody reads
+as long as steps are done. Only a step that is skipped reads them, in the order in which they came: the first that is
+set is where nan or inf began.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,8 @@ class _Flag(NamedTuple):
 class Anomalies:
     """Watches every module of a model, step by step.
 
-    Costs one pass over every output and every gradient of one; no communication as long as steps are done.
+    Costs two passes over every input, and one over every output and the gradients of both; no communication as long
+    as steps are done.
 
     Args:
         model (nn.Module): The model.
@@ -46,6 +47,10 @@ class Anomalies:
             tensors = list(_floats((args, kwargs)))
             if tensors:
                 self._inputs[module] = _all_finite(tensors)
+                # Masks of attention hold inf, so that only nan is a fault.
+                self._flags.append(
+                    _Flag('input', name, ~torch.stack([t.detach().isnan().any() for t in tensors]).any())
+                )
             for tensor in tensors:
                 self._watch(tensor, 'input', name)
 
@@ -94,10 +99,11 @@ class Anomalies:
         return f'it began {", ".join(told[:8])}' + (f' and on {len(told) - 8} more ranks' if len(told) > 8 else '')
 
     def _first(self) -> str | None:
-        """The first output that is not finite, else the first gradient."""
+        """What came first of the outputs and inputs that are not finite, else the first gradient."""
         bad = [flag for flag in self._flags if not flag.finite]
-        for flag in (*(flag for flag in bad if flag.where == 'output'), *bad):
-            return f'{flag.where} of {flag.name}'
+        for flag in (*(flag for flag in bad if flag.where in ('output', 'input')), *bad):
+            before = ' (in the data, or in code before it)' if flag.where == 'input' else ''
+            return f'{flag.where} of {flag.name}{before}'
         return None
 
 
@@ -114,3 +120,7 @@ def _floats(value: Any) -> Iterator[Tensor]:
 
 def _all_finite(tensors: list[Tensor]) -> Tensor:
     return torch.stack([torch.isfinite(tensor.detach()).all() for tensor in tensors]).all()
+
+
+def _none_nan(tensors: list[Tensor]) -> Tensor:
+    return ~torch.stack([torch.isnan(tensor.detach()).any() for tensor in tensors]).any()

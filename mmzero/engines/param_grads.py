@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,6 +67,11 @@ class ParamGradEngine(Engine):
             self.scaler = LossScaler(self.device, loss_scale, sharded=self.shards)
             self.scaler.check(optimizer)
         self._losses: list[Tensor] = []
+        bound = {param for group in optimizer.param_groups for param in group['params']}
+        # Asked here, since units that are still gathered at the step show other parameters, as after a penalty on
+        # gradients.
+        named = self.model.named_parameters()  # type: ignore[union-attr]
+        self._names: dict[Tensor, str] = {param: name for name, param in named if param in bound}
         self._step_optimizer = self.step_of(optimizer)
         return super().bind(optimizer)
 
@@ -163,9 +168,7 @@ class ParamGradEngine(Engine):
             clip_grads_with_norm_(kind, clip.options['max_norm'], norm, clip.options.get('foreach'))
 
     def _why_skipped(self) -> str:
-        trained = {param for group in self.optimizer.param_groups for param in group['params']}  # type: ignore[union-attr]
-        named = self.model.named_parameters()  # type: ignore[union-attr]
-        names: Mapping[Tensor, str] = {param: name for name, param in named if param in trained and param.requires_grad}
+        names = {param: name for param, name in self._names.items() if param.requires_grad}
         why = describe_nonfinite(names, self.device, self._losses)
         return why if self.anomalies is None else f'{why}; {self.anomalies.describe()}'
 

@@ -212,6 +212,12 @@ def anomalies(stage: int) -> list[str]:
             model.train_step(toy_batch(0), optim)
     model, optim = pair(Steps(''), stage, dict(detect_anomaly=True), max_skips=0)
     model.train_step(toy_batch(0), optim)
+    spoilt = toy_batch(0)
+    spoilt['inputs'][0] = float('nan')
+    with refused(faults, NonFiniteError, 'on rank 0 in the input of ', '(in the data, or in code before it)'):
+        model.train_step(spoilt, optim)
+    model, optim = pair(Steps(''), stage, dict(detect_anomaly=True), max_skips=0)
+    model.train_step(toy_batch(0), optim)
     kept = len(model.engine.anomalies._flags)
     return faults + ([f'{kept} flags are kept'] if kept else [])
 

@@ -15,7 +15,7 @@ from mmengine.optim.scheduler import CosineAnnealingLR, StepLR
 from torch import nn
 
 from mmzero import ZeroOptimWrapper
-from mmzero.errors import ConfigError, PlanError
+from mmzero.errors import ConfigError, NonFiniteError, PlanError
 from tests.distributed import parity
 from tests.distributed.cases import Faults, differing, merged, refused, same_on_all_ranks
 from tests.distributed.gan import (
@@ -177,6 +177,21 @@ def one_overflows() -> list[str]:
         moved = {name.split('.')[0] for name in differing(_whole(model), before)}
         faults += [] if key in moved else [f'stage {stage}, {key}: the next step is skipped, too']
         faults += same_on_all_ranks(_whole(model))
+    return faults
+
+
+def skipped_with_a_penalty() -> list[str]:
+    """The parameters are named, though their units are still gathered at the step."""
+    faults: list[str] = []
+    for stage in (0, 2, 3):
+        options = dict(max_skips=0)
+        optimizers = dict(generator=options, discriminator=options)
+        model, optim = build_gan_pair(PenalisedAlone(), adams, fields_of(stage, 'blocks'), optimizers)
+        batch = gan_batch(dist.get_rank())
+        if dist.get_rank() == 1:
+            batch['inputs'][0] = float('nan')
+        with refused(faults, NonFiniteError, 'the first in backward discriminator.', 'the loss is nan on rank 1'):
+            model.train_step(batch, optim)
     return faults
 
 
@@ -413,6 +428,7 @@ def run_cases() -> Faults:
         'bfloat16': in_half('bfloat16'),
         'float16': in_half('float16'),
         'one overflows': one_overflows(),
+        'skipped with a penalty': skipped_with_a_penalty(),
         'one optimizer of two children': shares(Autoencoder, joint, accumulating),
         'two optimizers in a child, unused': shares(Halved, halves, dict(layers=NORM, **accumulating), True),
         'one network': shares(OneNetwork, split, dict(generator=NORM, discriminator=NORM), separate=False),
