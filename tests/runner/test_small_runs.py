@@ -277,3 +277,12 @@ def test_testing_needs_no_training_data(tmp_path: Path) -> None:
     assert runner.test() == dict(count=6)
     with pytest.raises(ConfigError, match='no file at lost.json'):
         vector_runner(tmp_path, load_from=file, train_dataloader=lost).train()
+
+
+def test_the_infinity_norm_is_spelt_as_torch_does(tmp_path: Path) -> None:
+    optim_wrapper = dict(
+        type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1), clip_grad=dict(max_norm=1.0, norm_type='inf')
+    )
+    runner = vector_runner(tmp_path, optim_wrapper=optim_wrapper, val_dataloader=None, val_cfg=None, val_evaluator=None)
+    runner.train()
+    assert runner.message_hub.get_scalar('train/grad_norm').current() > 0
