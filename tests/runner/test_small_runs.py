@@ -195,8 +195,8 @@ def test_resuming_within_a_step_says_what_is_lost(tmp_path: Path) -> None:
         resumed.train()
     said = [call.args[0] for call in warning.call_args_list]
     assert any('resumed after 1 of 2 micro-batches of a step' in text for text in said), said
-    for changes in (dict(optim_wrapper=dict(optim, accumulative_counts=3)), {}):
-        resumed = vector_runner(tmp_path, resume=True, **changes)
+    for counts in (3, 1):
+        resumed = vector_runner(tmp_path, optim_wrapper=dict(optim, accumulative_counts=counts), resume=True)
         with patch.object(resumed.logger, 'warning') as warning:
             resumed.train()
         assert not any('micro-batches' in call.args[0] for call in warning.call_args_list)
