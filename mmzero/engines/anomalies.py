@@ -35,6 +35,7 @@ class Anomalies:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._flags: list[_Flag] = []
         self._inputs: dict[nn.Module, Tensor] = {}
         for name, module in model.named_modules():
@@ -44,7 +45,8 @@ class Anomalies:
 
     def _before(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            tensors = list(_floats((args, kwargs)))
+            # In val no step comes that would clear what is kept.
+            tensors = list(_floats((args, kwargs))) if self._model.training else []
             if tensors:
                 self._inputs[module] = _all_finite(tensors)
                 # Masks of attention hold inf, so that only nan is a fault.
@@ -58,7 +60,7 @@ class Anomalies:
 
     def _after(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            tensors = list(_floats(output))
+            tensors = list(_floats(output)) if self._model.training else []
             came_finite = self._inputs.pop(module, None)
             if not tensors:
                 return

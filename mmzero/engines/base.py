@@ -128,6 +128,7 @@ class Engine(ABC):
         self.model: nn.Module | None = None
         self.optimizer: Optimizer | None = None
         self.anomalies: Anomalies | None = None
+        self._named: dict[str, nn.Parameter] = {}
 
     @property
     def parts(self) -> list['Engine']:
@@ -224,10 +225,16 @@ class Engine(ABC):
     def adopt(self, model: nn.Module, name: str = '') -> None:
         """Remember the sharded model and that its parameters, or those of a child, are this engine's."""
         self.model = model
-        for param in model.get_submodule(name).parameters():
+        prefix = f'{name}.' if name else ''
+        self._named = {f'{prefix}{own}': param for own, param in model.get_submodule(name).named_parameters()}
+        for param in self._named.values():
             _ENGINES[param] = self
         if self.config.detect_anomaly and not name:
             self.anomalies = Anomalies(model)
+
+    def named_params(self) -> dict[str, nn.Parameter]:
+        """The parameters that it speaks for, by the model's names. While a unit is gathered, the model lists others."""
+        return {name: param for part in self.parts for name, param in part._named.items()}
 
     def let_model_step(self) -> None:  # noqa: B027
         """Be told that the model's own ``train_step`` orders forwards, backwards and steps, several of each."""
@@ -358,7 +365,7 @@ class Engine(ABC):
         assert_bound(self)
         state = gather_optimizer(self.optimizer)  # type: ignore[arg-type]
         if state:
-            state['param_names'] = group_names(self.optimizer, self.model)  # type: ignore[arg-type]
+            state['param_names'] = group_names(self.optimizer, self.named_params())  # type: ignore[arg-type]
         return state
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
@@ -371,7 +378,7 @@ class Engine(ABC):
             CheckpointError: On every rank, if the groups are not those of this run.
         """
         assert_bound(self)
-        names = group_names(self.optimizer, self.model)  # type: ignore[arg-type]
+        names = group_names(self.optimizer, self.named_params())  # type: ignore[arg-type]
         scatter_optimizer(self.optimizer, state, names)  # type: ignore[arg-type]
 
     def scaler_state(self) -> dict[str, Any]:

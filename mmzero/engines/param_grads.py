@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -67,11 +67,6 @@ class ParamGradEngine(Engine):
             self.scaler = LossScaler(self.device, loss_scale, sharded=self.shards)
             self.scaler.check(optimizer)
         self._losses: list[Tensor] = []
-        bound = {param for group in optimizer.param_groups for param in group['params']}
-        # Asked here, since units that are still gathered at the step show other parameters, as after a penalty on
-        # gradients.
-        named = self.model.named_parameters()  # type: ignore[union-attr]
-        self._names: dict[Tensor, str] = {param: name for name, param in named if param in bound}
         self._step_optimizer = self.step_of(optimizer)
         return super().bind(optimizer)
 
@@ -88,6 +83,19 @@ class ParamGradEngine(Engine):
         self.finish_gradients(self.own_params() if self.is_shared else None)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
+        try:
+            return self._clip_and_step(options, **kwargs)
+        finally:
+            # After an error as well: whoever catches it may go on.
+            if self.scaler is not None:
+                self.scaler.update()
+            self.after_step()
+            self._losses.clear()
+            if self.anomalies is not None:
+                self.anomalies.clear()
+
+    def _clip_and_step(self, options: StepOptions, **kwargs: Any) -> StepOutcome:
+        """Step with complete gradients, or say why not."""
         params = self._with_gradients()
         norms = self._norms(params, options)
         if _ALL in norms:
@@ -101,12 +109,6 @@ class ParamGradEngine(Engine):
                 for kind in self.kinds(params):
                     torch.nn.utils.clip_grad_value_(kind, **options.clip.options)
             self._step_optimizer(**kwargs)
-        if self.scaler is not None:
-            self.scaler.update()
-        self.after_step()
-        self._losses.clear()
-        if self.anomalies is not None:
-            self.anomalies.clear()
         return StepOutcome(values.pop(_ALL, None), values, skipped)
 
     def _looks(self, options: StepOptions, norms: dict[str, Tensor]) -> bool:
@@ -114,11 +116,13 @@ class ParamGradEngine(Engine):
         return options.skip_nonfinite and self.scaler is None and _ALL not in norms
 
     def _is_skipped(self, options: StepOptions, found: Tensor | None, norm: float | None) -> bool:
-        if self.scaler is not None:
-            return self.scaler.has_overflowed()
+        if self.scaler is not None and self.scaler.has_overflowed():
+            return True
         if found is not None:
             return bool(found.item())
-        return options.skip_nonfinite and norm is not None and not math.isfinite(norm)
+        # Of finite gradients as well, whose squares are too large. Such a norm clips nothing.
+        is_wanted = options.skip_nonfinite or self.scaler is not None
+        return is_wanted and norm is not None and not math.isfinite(norm)
 
     def params(self) -> list[nn.Parameter]:
         """The parameters that this engine has sharded."""
@@ -168,7 +172,10 @@ class ParamGradEngine(Engine):
             clip_grads_with_norm_(kind, clip.options['max_norm'], norm, clip.options.get('foreach'))
 
     def _why_skipped(self) -> str:
-        names = {param: name for param, name in self._names.items() if param.requires_grad}
+        trained = {param for group in self.optimizer.param_groups for param in group['params']}  # type: ignore[union-attr]
+        names: Mapping[Tensor, str] = {
+            param: name for name, param in self.named_params().items() if param in trained and param.requires_grad
+        }
         why = describe_nonfinite(names, self.device, self._losses)
         return why if self.anomalies is None else f'{why}; {self.anomalies.describe()}'
 

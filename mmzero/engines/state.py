@@ -1,6 +1,6 @@
 """Full tensors on rank 0's CPU from shards, and back, one tensor at a time. Every function here is collective."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -108,11 +108,43 @@ def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """
     meet("gather the optimizer's state")
     packed = optimizer.state_dict()
+    shards = _shards_everywhere(packed['state'])
     # What else some optimizers save comes along.
     full = dict(packed, state={}, param_groups=[_gather_nested(group) for group in packed['param_groups']])
     for index in sorted(packed['state'], key=_by_index):
-        full['state'][index] = {name: _gather_nested(value) for name, value in packed['state'][index].items()}
+        full['state'][index] = {
+            name: _gather_nested(value if (index, name) in shards else _own_part(value))
+            for name, value in packed['state'][index].items()
+        }
     return full if dist.get_rank() == 0 else {}
+
+
+def _shards_everywhere(state: dict[Any, dict[str, Any]]) -> set[tuple[Any, str]]:
+    """Entries of the state that are shards on all ranks, so that gathering them is collective.
+
+    Where a weight has fewer rows than there are ranks, a counter of one element has the shape of some ranks' shards.
+
+    Raises:
+        CheckpointError: On every rank, if not all of them hold the same entries.
+    """
+    own = {
+        (index, name): isinstance(value, DTensor) for index, entries in state.items() for name, value in entries.items()
+    }
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, own)
+    names = {name for theirs in everyones for name in theirs}
+    for index, name in sorted(names, key=str):
+        without = [rank for rank, theirs in enumerate(everyones) if (index, name) not in theirs]
+        if without:
+            raise CheckpointError(
+                f"the optimizer's state cannot be saved: rank {without[0]} has no {name!r} of parameter {index}, "
+                'others have; an optimizer has to make the same state on every rank, also of shards without elements'
+            )
+    return {name for name in names if all(theirs[name] for theirs in everyones)}
+
+
+def _own_part(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _gather_nested(value: Any) -> Any:
@@ -156,7 +188,22 @@ def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any], names: list[li
             source = full['state'][index][name] if dist.get_rank() == 0 else None
             state[index][name] = _scatter_entry(own, entry, source) if isinstance(entry, _Whole) else entry
     groups = [_on_devices_of(group, own) for group, own in zip(groups, optimizer.param_groups, strict=True)]
-    optimizer.load_state_dict(dict(described, state=state, param_groups=groups))
+    _load(optimizer, dict(described, state=state, param_groups=groups))
+
+
+def _load(optimizer: Optimizer, packed: dict[str, Any]) -> None:
+    """Load what is there on this rank, and refuse what another optimizer has saved."""
+    try:
+        optimizer.load_state_dict(packed)
+        # Fields that are newer than the checkpoint its class has added by now.
+        missing = [key for key in optimizer.defaults if any(key not in group for group in optimizer.param_groups)]
+    except KeyError as error:
+        missing = [str(error.args[0])]
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint holds another optimizer than this run's {type(optimizer).__name__}: it has no "
+            f'{", ".join(map(repr, missing))}; {ADVICE}'
+        )
 
 
 @dataclass(frozen=True)
@@ -232,17 +279,17 @@ def _check_shapes(params: list[Tensor], state: dict[Any, dict[str, Any]]) -> Non
                 )
 
 
-def group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
+def group_names(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> list[list[str]]:
     """Name the parameters of each group, in their order.
 
     Args:
         optimizer (Optimizer): The optimizer.
-        model (nn.Module): The model whose parameters it has.
+        named (Mapping[str, nn.Parameter]): The model's parameters, of which it has some.
 
     Returns:
         list[list[str]]: Names by group.
     """
-    names = {id(param): name for name, param in model.named_parameters()}
+    names = {id(param): name for name, param in named.items()}
     return [[names.get(id(param), '') for param in group['params']] for group in optimizer.param_groups]
 
 

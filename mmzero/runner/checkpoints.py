@@ -27,6 +27,7 @@ from mmzero.engines import meet, on_rank0
 from mmzero.hooks import RandomStateHook, ShardedEMA
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
+from mmzero.wrappers.several import each
 
 
 class CheckpointMixin(Runner):
@@ -194,10 +195,12 @@ class CheckpointMixin(Runner):
             )
 
     def _say_what_is_lost(self) -> None:
-        counts = getattr(self.optim_wrapper, '_accumulative_counts', 1)
-        if self.iter % counts:
+        for path, wrapper in each(self.optim_wrapper).items():
+            counts = getattr(wrapper, '_accumulative_counts', 1)
+            if not self.iter % counts:
+                continue
             self.logger.warning(
-                f'optim_wrapper.accumulative_counts: resumed after {self.iter % counts} of {counts} micro-batches of a '
+                f'{path}.accumulative_counts: resumed after {self.iter % counts} of {counts} micro-batches of a '
                 'step, whose gradients no checkpoint holds: this step has only the rest, as under MMEngine. Save at '
                 f'multiples of {counts} iterations to avoid it.'
             )

@@ -113,6 +113,9 @@ def _check_clip_grad(cfg: Any, faults: Faults) -> None:
     if limit not in cfg:
         faults.add(f'{path}.{limit}', f'is missing; clipping by {kind} needs it')
     for field in (limit, 'norm_type'):
+        # torch's own documentation has 'inf' as a string.
+        if field == 'norm_type' and cfg.get(field) == 'inf':
+            continue
         if field in cfg and field in known and not (is_number(cfg[field]) and cfg[field] > 0):
             faults.add(f'{path}.{field}', f'got {cfg[field]!r}; expected a number above 0')
     for field in ('error_if_nonfinite', 'foreach'):

@@ -29,7 +29,7 @@ from mmzero.planner import plan_report
 from mmzero.policies import WrapPlan
 from mmzero.wrappers.joining import evaluated, trained
 from mmzero.wrappers.regions import build_budget, chosen_regions
-from mmzero.wrappers.several import check_own_step, check_wrappers, standing_in
+from mmzero.wrappers.several import check_own_step, check_wrappers, each, standing_in
 from mmzero.wrappers.stand_in import StandIn
 
 
@@ -162,6 +162,8 @@ class ZeroModelWrapper(nn.Module):
     def _own_train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
         if self._steps['train_step'] == 1:
             check_own_step(self.module, self.budget is not None)
+            for path, wrapper in each(optim_wrapper).items():
+                wrapper.be_one_of_several(path)
             self.engine.let_model_step()
         standing = standing_in(optim_wrapper, self.stand_in.is_used)
         with self.engine.watching('train'), self.engine.reduced_precision(), standing:

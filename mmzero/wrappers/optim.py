@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mmzero.config import LossScale, Reader, read_loss_scale
 from mmzero.config.reader import optional_dtype
-from mmzero.config.step import DEFAULT_MAX_SKIPS, read_grad_norms, read_max_skips
+from mmzero.config.step import DEFAULT_MAX_SKIPS, GROUPS, read_grad_norms, read_max_skips
 from mmzero.engines import Clip, StepOptions, engine_for
 from mmzero.errors import ConfigError
 from mmzero.wrappers.parts import parts_of
@@ -50,6 +50,9 @@ class ZeroOptimWrapper(OptimWrapper):
     is_stand_in = False
     """Whether the batch is one that does not count, so that gradients are zeros."""
 
+    path = 'optim_wrapper'
+    """Where it is in the config."""
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -83,18 +86,31 @@ class ZeroOptimWrapper(OptimWrapper):
                     'model_wrapper_cfg.detect_anomaly=True needs a number'
                 ]
             )
-        self.parts = self._parts(optimizer, _read('grad_norms', grad_norms, read_grad_norms))
-        self.skips = SkippedSteps(self.max_skips, scale is not None)
+        self.grad_norms = _read('grad_norms', grad_norms, read_grad_norms)
+        self.parts = self._parts(optimizer, self.grad_norms)
+        self.skips = SkippedSteps(self.max_skips, scale is not None, self.engine.anomalies is not None)
         self.optimizer = self.engine.bind(optimizer, scale)
 
     def _parts(self, optimizer: Optimizer, wanted: Sequence[str]) -> dict[str, list[nn.Parameter]]:
-        model: Any = self.engine.model
         own = {param for group in optimizer.param_groups for param in group['params']}
-        named = [(name, param) for name, param in model.named_parameters() if param in own]
+        named = [(name, param) for name, param in self.engine.named_params().items() if param in own]
         try:
             return parts_of(named, optimizer.param_groups, wanted)
         except ValueError as error:
             raise ConfigError([f'optim_wrapper.grad_norms: {error}']) from None
+
+    def be_one_of_several(self, path: str) -> None:
+        """Tell and log things under a name of its own.
+
+        Args:
+            path (str): Where it is in the config.
+        """
+        if path == self.path:
+            return
+        self.path = path
+        if tuple(self.grad_norms) == (GROUPS,):
+            # Others have groups of the same numbers.
+            self.parts = {f'{path.rpartition(".")[2]}.{part}': params for part, params in self.parts.items()}
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
@@ -136,7 +152,7 @@ class ZeroOptimWrapper(OptimWrapper):
         outcome = self.engine.step(options, **kwargs)
         if outcome.skipped is not None:
             scale = self.engine.scaler_state().get('scale')
-            self.skips.skipped(outcome.skipped, scale, self.message_hub)
+            self.skips.skipped(outcome.skipped, scale, self.message_hub, self.path)
             return
         self.skips.done()
         # Those of a step that is skipped would make the mean that is logged infinite for many.

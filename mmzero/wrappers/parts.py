@@ -21,22 +21,22 @@ def parts_of(
         wanted (Sequence[str]): Patterns, or ``('groups',)``.
 
     Returns:
-        dict[str, list[nn.Parameter]]: Trained parameters by the pattern, or by the group's ``group_name`` or number.
+        dict[str, list[nn.Parameter]]: Parameters by the pattern, or by the group's ``group_name`` or number;
+            frozen ones too, which a hook may unfreeze.
 
     Raises:
         ValueError: If a pattern names nothing that trains; lists near names.
     """
     if tuple(wanted) == (GROUPS,):
-        return {
-            str(group.get('group_name', index)): [param for param in group['params'] if param.requires_grad]
-            for index, group in enumerate(groups)
-        }
-    trained = {name: param for name, param in named if param.requires_grad}
+        return {str(group.get('group_name', index)): [*group['params']] for index, group in enumerate(groups)}
+    params = dict(named)
+    trained = [name for name, param in params.items() if param.requires_grad]
     parts = {
-        pattern: [param for name, param in trained.items() if matches_or_holds(pattern, name)] for pattern in wanted
+        pattern: [param for name, param in params.items() if matches_or_holds(pattern, name)] for pattern in wanted
     }
     known = {name.rsplit('.', cut)[0] for name in trained for cut in range(name.count('.') + 1)}
-    missing = ' '.join(f'{pattern!r}{near_names(pattern, known)}' for pattern, params in parts.items() if not params)
+    idle = [pattern for pattern in wanted if not any(matches_or_holds(pattern, name) for name in trained)]
+    missing = ' '.join(f'{pattern!r}{near_names(pattern, known)}' for pattern in idle)
     if missing:
         raise ValueError(f'names nothing that is trained: {missing}')
     return parts

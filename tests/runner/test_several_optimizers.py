@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -70,6 +71,16 @@ def test_train_save_and_resume(tmp_path: Path, stage: int) -> None:
     assert second.iter == whole.iter == 6
     assert same(state_of(second), state_of(whole))
     assert second.optim_wrapper.get_lr() == whole.optim_wrapper.get_lr()
+
+
+def test_resuming_within_a_step_of_one_says_what_is_lost(tmp_path: Path) -> None:
+    gan_runner(tmp_path).train()
+    options = dict(OPTIM, generator=dict(OPTIM['generator'], accumulative_counts=2))
+    resumed = gan_runner(tmp_path, optim_wrapper=options, resume=True)
+    with patch.object(resumed.logger, 'warning') as warning:
+        resumed.train()
+    told = [call.args[0] for call in warning.call_args_list if 'micro-batches of a step' in call.args[0]]
+    assert len(told) == 1 and told[0].startswith('optim_wrapper.generator.accumulative_counts: resumed after 1 of 2')
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()

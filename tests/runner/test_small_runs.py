@@ -195,8 +195,8 @@ def test_resuming_within_a_step_says_what_is_lost(tmp_path: Path) -> None:
         resumed.train()
     said = [call.args[0] for call in warning.call_args_list]
     assert any('resumed after 1 of 2 micro-batches of a step' in text for text in said), said
-    for changes in (dict(optim_wrapper=dict(optim, accumulative_counts=3)), {}):
-        resumed = vector_runner(tmp_path, resume=True, **changes)
+    for counts in (3, 1):
+        resumed = vector_runner(tmp_path, optim_wrapper=dict(optim, accumulative_counts=counts), resume=True)
         with patch.object(resumed.logger, 'warning') as warning:
             resumed.train()
         assert not any('micro-batches' in call.args[0] for call in warning.call_args_list)
@@ -277,3 +277,12 @@ def test_testing_needs_no_training_data(tmp_path: Path) -> None:
     assert runner.test() == dict(count=6)
     with pytest.raises(ConfigError, match='no file at lost.json'):
         vector_runner(tmp_path, load_from=file, train_dataloader=lost).train()
+
+
+def test_the_infinity_norm_is_spelt_as_torch_does(tmp_path: Path) -> None:
+    optim_wrapper = dict(
+        type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1), clip_grad=dict(max_norm=1.0, norm_type='inf')
+    )
+    runner = vector_runner(tmp_path, optim_wrapper=optim_wrapper, val_dataloader=None, val_cfg=None, val_evaluator=None)
+    runner.train()
+    assert runner.message_hub.get_scalar('train/grad_norm').current() > 0

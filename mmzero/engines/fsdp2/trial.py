@@ -114,11 +114,14 @@ class Trial:
         self.optimizer = optimizer
         # Groups that differ in more than their size of step may be treated otherwise: LAMB's without weight decay.
         self.groups: dict[str, tuple[dict, dict[tuple, nn.Parameter]]] = {}
+        params = [param for group in optimizer.param_groups for param in group['params']]
+        dtypes = {param.dtype for param in params if param.requires_grad}
         for group in optimizer.param_groups:
             options = {key: group[key] for key in optimizer.defaults if key in group and key not in ('lr', 'params')}
             _, kinds = self.groups.setdefault(repr(sorted(options.items(), key=str)), (group, {}))
             for param in group['params']:
-                if param.requires_grad:
+                # Hooks unfreeze what is frozen now; in other dtypes than those that train, it stays so.
+                if param.dtype in dtypes or (not dtypes and param.is_floating_point()):
                     kinds.setdefault((param.dim(), param.dtype, kind_of(param)), param)
 
     def run(self, view: View | None) -> Found:

@@ -88,10 +88,10 @@ class UnusedParameters:
 
 
 def _sharded(model: nn.Module, plan: WrapPlan) -> dict[str, nn.Parameter]:
-    """What trains, and is not averaged by an all-reduce that knows what was used."""
+    """What is not averaged by an all-reduce that knows what was used; frozen ones too, which a hook may unfreeze."""
     whole = {name for unit in plan.units for name, keeps in zip(unit.params, unit.is_whole, strict=True) if keeps}
     own = {name for unit in plan.units for name in unit.params} - whole
-    return {name: param for name, param in model.named_parameters() if param.requires_grad and name in own}
+    return {name: param for name, param in model.named_parameters() if name in own}
 
 
 def _slot(model: nn.Module, name: str) -> tuple[nn.Module, str]:
