@@ -209,7 +209,7 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
         return config
     check_overrides(config.overrides, config.stage, f'{path}.overrides', faults)
     if config.no_sync and config.stage != 3:
-        advice = 'is what stage=1 does; say that' if config.stage == 2 else 'is done by itself; remove it'
+        advice = 'is what stage=1 does; use stage=1' if config.stage == 2 else 'is done by itself; remove it'
         faults.add(f'{path}.no_sync', f'at stage={config.stage} it {advice}')
     if config.stage == 0:
         _refuse_at_stage_0(config, path, faults)

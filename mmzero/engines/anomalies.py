@@ -7,6 +7,7 @@ set is where nan or inf began.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
+
+from mmzero.errors import NonFiniteError, ZeroError
 
 
 class _Flag(NamedTuple):
@@ -99,6 +102,29 @@ class Anomalies:
         if not told:
             return 'every output of a module, and every gradient of one, is finite: it began in code between modules'
         return f'it began {", ".join(told[:8])}' + (f' and on {len(told) - 8} more ranks' if len(told) > 8 else '')
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Let an error of a step, such as that of a matcher that is given nan, say where nan or inf began.
+
+        Yields:
+            None: The step runs inside.
+
+        Raises:
+            NonFiniteError: In place of an error, where something was not finite on this rank.
+        """
+        try:
+            yield
+        except ZeroError:
+            raise
+        except Exception as error:
+            first = self._first()
+            if first is None:
+                raise
+            raise NonFiniteError(
+                f'{type(error).__name__}: {error}; nan or inf began in the {first}, before that error. Look at this '
+                "rank's data, the learning rate and its warmup"
+            ) from error
 
     def _first(self) -> str | None:
         """What came first of the outputs and inputs that are not finite, else the first gradient."""

@@ -121,13 +121,14 @@ def _is_child(plan: WrapPlan, name: str) -> bool:
     return any(unit.separate and innermost(unit.name, [name]) for unit in plan.units)
 
 
-def _check_grad_norms(optim_wrapper: Any, model: nn.Module, faults: Faults) -> None:
+def _check_grad_norms(optim_wrapper: Any, model: nn.Module, faults: Faults, prefix: str = '') -> None:
     if not isinstance(optim_wrapper, dict):
         return
     if is_several(optim_wrapper):
         for name, one in optimizers_of(optim_wrapper).items():
             own = Faults()
-            _check_grad_norms(one, model, own)
+            # A constructor may give each what it likes.
+            _check_grad_norms(one, model, own, '' if optim_wrapper.get('constructor') else f'{name}.')
             own.move('optim_wrapper', f'optim_wrapper.{name}')
             faults.lines += own.lines
         return
@@ -136,7 +137,7 @@ def _check_grad_norms(optim_wrapper: Any, model: nn.Module, faults: Faults) -> N
     except ValueError:
         return  # named with the other fields of optim_wrapper
     try:
-        parts_of(model.named_parameters(), (), wanted)
+        parts_of(((name, param) for name, param in model.named_parameters() if name.startswith(prefix)), (), wanted)
     except ValueError as error:
         faults.add('optim_wrapper.grad_norms', str(error))
 

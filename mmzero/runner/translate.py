@@ -121,6 +121,8 @@ def _translate_several(cfg: Any, faults: Faults) -> Any:
         for name in rest:
             why = 'unknown field' if name in OPTIM_FIELDS else 'is no optimizer wrapper: it has no optimizer'
             faults.add(f'optim_wrapper.{name}', f'{why}; beside several optimizers, each has its own fields')
+        if is_amp(cfg):
+            faults.add('optim_wrapper.type', "got 'AmpOptimWrapper' beside several optimizers; give it to each of them")
     translated = check_each(cfg, faults, lambda one, own: translate_optim_wrapper(one, own))
     return type(cfg)({**cfg, **{name: one for name, one in translated.items() if name not in built}})
 

@@ -153,7 +153,8 @@ class ZeroModelWrapper(nn.Module):
         check_wrappers(optim_wrapper, self.engine)
         step = self._own_train_step if several or self.config.separate else self._train_step
         started('its next train_step')
-        with self._doing('train_step'):
+        anomalies = self.engine.anomalies
+        with self._doing('train_step'), nullcontext() if anomalies is None else anomalies.explaining():
             if not self.stand_in.is_used:
                 return step(data, optim_wrapper)
             with self.engine.without_gradients(), self.stand_in.kept_statistics():

@@ -9,6 +9,9 @@ from mmzero.config.step import GROUPS
 from mmzero.errors import near_names
 from mmzero.policies import matches_or_holds
 
+MOST_GROUPS = 30
+"""More norms by mere numbers tell nobody anything."""
+
 
 def parts_of(
     named: Iterable[tuple[str, nn.Parameter]], groups: Sequence[Mapping[str, Any]], wanted: Sequence[str]
@@ -25,9 +28,14 @@ def parts_of(
             frozen ones too, which a hook may unfreeze.
 
     Raises:
-        ValueError: If a pattern names nothing that trains; lists near names.
+        ValueError: If a pattern names nothing that trains; lists near names. If groups are many and have no names.
     """
     if tuple(wanted) == (GROUPS,):
+        if len(groups) > MOST_GROUPS and not any('group_name' in group for group in groups):
+            raise ValueError(
+                f"got 'groups', and there are {len(groups)} without names, as paramwise_cfg makes one per parameter; "
+                "give a list of patterns, such as ['backbone', 'neck']"
+            )
         return {str(group.get('group_name', index)): [*group['params']] for index, group in enumerate(groups)}
     params = dict(named)
     trained = [name for name, param in params.items() if param.requires_grad]

@@ -59,7 +59,7 @@ class SkippedSteps:
         more = '; model_wrapper_cfg.detect_anomaly=True names the module in which it begins'
         more = '' if self.is_watched else more
         return (
-            f'{path}.max_skips: {self.in_a_row} optimizer steps in a row were skipped, {self.allowed} are '
+            f'{path}.max_skips: {self.in_a_row} optimizer step(s) in a row were skipped, {self.allowed} are '
             f'allowed. In the last, {why}{next_scale}. Weights and optimizer are those of the last step that was done. '
             f'Look at {of_float16}the learning rate and its warmup, {path}.clip_grad, and the data of ranks '
             f'whose loss is not finite{more}'

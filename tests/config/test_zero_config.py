@@ -203,7 +203,7 @@ def test_argument_of_ddp_needs_stage_0(name, stage):
 
 @pytest.mark.parametrize(
     'stage, why',
-    [(0, 'it is done by itself; remove it'), (1, 'it is done by itself'), (2, 'it is what stage=1 does; say that')],
+    [(0, 'it is done by itself; remove it'), (1, 'it is done by itself'), (2, 'it is what stage=1 does; use stage=1')],
 )
 def test_no_sync_is_for_stage_3(stage, why):
     (line,) = faults_of(stage=stage, no_sync=True)

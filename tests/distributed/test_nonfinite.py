@@ -46,7 +46,7 @@ class Lines(logging.Handler):
 def pair(
     model: nn.Module, stage: int = 3, fields: dict | None = None, lr: float = 0.1, **optim: Any
 ) -> tuple[ZeroModelWrapper, ZeroOptimWrapper]:
-    policy = dict(type='ModuleClassPolicy', classes=[UNITS[type(model).__name__]])
+    policy = dict(type='ModuleClassPolicy', classes=[UNITS.get(type(model).__name__, 'Layer')])
     fields = dict(dict(wrap_policy=policy, find_unused_parameters=True), **(fields or {}))
     wrapper = ZeroModelWrapper(module=model, stage=stage, **fields)
     wrapped = ZeroOptimWrapper(torch.optim.SGD(wrapper.parameters(), lr=lr, momentum=0.9, weight_decay=0.1), **optim)
@@ -127,7 +127,7 @@ def too_many(stage: int, **optim: Any) -> list[str]:
     for _ in range(2):
         model.train_step(image_batch(dist.get_rank()), wrapped)
     wanted = (
-        'optim_wrapper.max_skips: 3 optimizer steps in a row were skipped, 2 are allowed',
+        'optim_wrapper.max_skips: 3 optimizer step(s) in a row were skipped, 2 are allowed',
         'the first in backward patch.bias',
         'learning rate',
         'detect_anomaly=True',
@@ -222,6 +222,29 @@ def anomalies(stage: int) -> list[str]:
     return faults + ([f'{kept} flags are kept'] if kept else [])
 
 
+class Matching(TinyViT):
+    """Its loss fails on nan, as a matcher does."""
+
+    def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
+        found = super().forward(inputs, labels, mode)
+        if not bool(found['loss'].isfinite()):
+            raise ValueError('matrix contains invalid numeric entries')
+        return found
+
+
+def errors_on_nan() -> list[str]:
+    """An error that nan leads to says where that began."""
+    faults: list[str] = []
+    batch = image_batch(0)
+    batch['inputs'][0] = float('nan')
+    torch.manual_seed(0)
+    fields = dict(detect_anomaly=True, wrap_policy=None)
+    model, optim = pair(Matching(), 3, fields)
+    with refused(faults, NonFiniteError, 'ValueError: matrix contains', 'nan or inf began in the input of'):
+        model.train_step(batch, optim)
+    return faults
+
+
 def refusals() -> list[str]:
     faults: list[str] = []
     for optim, text in (
@@ -247,6 +270,7 @@ def run_cases(stages: tuple[int, ...]) -> Faults:
         **{f'as under DDP, stage {stage}': as_under_ddp(stage) for stage in (0, 3)},
         'a loss': a_loss(),
         **{f'anomalies, stage {stage}': anomalies(stage) for stage in (0, 3)},
+        'errors on nan': errors_on_nan(),
         'refusals': refusals(),
     }
 
