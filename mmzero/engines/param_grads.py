@@ -68,7 +68,9 @@ class ParamGradEngine(Engine):
             self.scaler.check(optimizer)
         self._losses: list[Tensor] = []
         self._step_optimizer = self.step_of(optimizer)
-        return super().bind(optimizer)
+        super().bind(optimizer)
+        self._known = self.own_params()
+        return optimizer
 
     @override
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
@@ -80,6 +82,10 @@ class ParamGradEngine(Engine):
     def step(self, options: StepOptions | None = None, **kwargs: Any) -> StepOutcome:
         assert_bound(self)
         options = options or StepOptions()
+        if self.own_params() != self._known:
+            # A hook has added a group, whose parameters may have to be shown in another way.
+            self._known = self.own_params()
+            self._step_optimizer = self.step_of(self.optimizer)  # type: ignore[arg-type]
         self.finish_gradients(self.own_params() if self.is_shared else None)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]

@@ -137,6 +137,23 @@ def thawed_matrices(_: str, stage: int) -> list[str]:
     return [f'{name} is {share:.0e} off' for name, share in off.items() if share > 1e-5]
 
 
+def added_later(_: str, stage: int) -> list[str]:
+    """An optimizer is tried again on what a hook adds to it."""
+    found = []
+    for own in (0, stage):
+        torch.manual_seed(0)
+        net = TinyViT()
+        model = ZeroModelWrapper(module=net, stage=own, find_unused_parameters=True)
+        wrapper = ZeroOptimWrapper(optim.Adafactor([*net.norm.parameters()], lr=0.01))
+        wrapper.initialize_count_status(model, 0, 10)
+        model.train_step(image_batch(0), wrapper)
+        wrapper.optimizer.add_param_group(dict(params=[*net.layers.parameters()], lr=0.01))
+        model.train_step(image_batch(0), wrapper)
+        found.append(weights(model))
+    off = {name: float((found[1][name] - value).norm() / value.norm()) for name, value in found[0].items()}
+    return [f'{name} is {share:.0e} off' for name, share in off.items() if share > 1e-5]
+
+
 def val_keeps_nothing(_: str, stage: int) -> list[str]:
     """detect_anomaly looks at training: nothing would clear what val leaves."""
     model, _wrapper = pair(ToyModel(), stage, dict(detect_anomaly=True))
@@ -215,7 +232,7 @@ def other_optimizers(_: str, stage: int) -> list[str]:
 def run_cases(stages: tuple[int, ...]) -> Faults:
     sharded = tuple(stage for stage in stages if stage)
     every = (huge_norm_in_float16, after_an_error, thawed_and_unused, val_keeps_nothing, state_of_some_ranks)
-    some = (names_while_gathered, names_amid_penalties, thawed_matrices, other_optimizers)
+    some = (added_later, names_while_gathered, names_amid_penalties, thawed_matrices, other_optimizers)
     return {**by_stage(every, stages, ''), **by_stage(some, sharded, '')}
 
 
