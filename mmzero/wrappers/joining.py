@@ -54,6 +54,7 @@ def trained(loader: Iterable, stand_in: StandIn, device: torch.device) -> Iterat
         if True in have and not all(have):
             _share(stand_in, have.index(True))
         while batch is not _NONE:
+            stand_in.keep(batch)
             yield batch
             batch = next(batches, _NONE)
         while loop.another_goes_on():

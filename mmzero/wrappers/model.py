@@ -29,7 +29,7 @@ from mmzero.planner import plan_report
 from mmzero.policies import WrapPlan
 from mmzero.wrappers.joining import evaluated, trained
 from mmzero.wrappers.regions import build_budget, chosen_regions
-from mmzero.wrappers.several import check_own_step, check_wrappers, each, standing_in
+from mmzero.wrappers.several import check_own_step, check_wrappers, each, has_own_step, standing_in
 from mmzero.wrappers.stand_in import StandIn
 
 
@@ -181,10 +181,18 @@ class ZeroModelWrapper(nn.Module):
             parsed, log_vars = self.module.parse_losses(losses)
             check(parsed)
         optim_wrapper.update_params(0 * parsed if self.stand_in.is_used else parsed)
+        if optim_wrapper.skips.in_a_row and not self.stand_in.is_used and not bool(parsed.isfinite().all()):
+            self.stand_in.replace()
         if self.budget is not None:
             self.budget.after_step()
         if self._steps['train_step'] == 1:
             self._tell_of_idle_regions()
+            if has_own_step(self.module):
+                _report(
+                    f"model: the train_step of {self.plan.root.class_name} is not called, as under MMEngine's "
+                    'wrappers; model_wrapper_cfg.separate=True, or several optimizers, call it',
+                    True,
+                )
         return log_vars
 
     def _budgeted(self) -> AbstractContextManager:

@@ -28,6 +28,7 @@ class StandIn:
         self.model = model
         self.batch: Any = _NONE
         self.is_used = False
+        self.is_spoilt = False
 
     @property
     def is_there(self) -> bool:
@@ -35,13 +36,18 @@ class StandIn:
         return self.batch is not _NONE
 
     def keep(self, batch: Any) -> None:
-        """Keep a copy of a batch, if there is none yet.
+        """Keep a copy of a batch, if there is none yet, or one to be replaced.
 
         Args:
             batch (Any): A batch of the data loader, which training may change.
         """
-        if not self.is_there:
+        if not self.is_there or self.is_spoilt:
             self.batch = _copied(batch)
+            self.is_spoilt = False
+
+    def replace(self) -> None:
+        """Let the next batch be kept instead: zero times the gradients of one whose loss is nan is nan."""
+        self.is_spoilt = True
 
     @contextmanager
     def used(self) -> Iterator[Any]:

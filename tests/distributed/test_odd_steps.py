@@ -44,6 +44,18 @@ def names_while_gathered(_: str, stage: int) -> list[str]:
     return faults + ([] if len(again.parts['stem']) == 2 and len(again.parts['blocks']) == 21 else [str(again.parts)])
 
 
+def a_stand_in_of_nan(_: str, stage: int) -> list[str]:
+    """The first batch of the rank that ends early gives nan: its second one stands in."""
+    model, wrapper = pair(ToyModel(), stage, max_skips=1)
+    mine = [toy_batch(index) for index in range(2 if dist.get_rank() == 0 else 6)]
+    if dist.get_rank() == 0:
+        mine[0]['inputs'] = mine[0]['inputs'] * float('nan')
+    for batch in model.join(mine, 'train'):
+        model.train_step(batch, wrapper)
+    skipped = wrapper.message_hub.get_scalar('train/skipped_steps').current()
+    return [] if skipped == 1 else [f'{skipped} steps were skipped']
+
+
 def names_amid_penalties(_: str, stage: int) -> list[str]:
     """A penalty on gradients keeps units gathered up to the step that is skipped; the optimizer's path is told."""
     policy = dict(type='ModuleClassPolicy', classes=['Layer'])
@@ -231,7 +243,14 @@ def other_optimizers(_: str, stage: int) -> list[str]:
 
 def run_cases(stages: tuple[int, ...]) -> Faults:
     sharded = tuple(stage for stage in stages if stage)
-    every = (huge_norm_in_float16, after_an_error, thawed_and_unused, val_keeps_nothing, state_of_some_ranks)
+    every = (
+        huge_norm_in_float16,
+        after_an_error,
+        thawed_and_unused,
+        val_keeps_nothing,
+        state_of_some_ranks,
+        a_stand_in_of_nan,
+    )
     some = (added_later, names_while_gathered, names_amid_penalties, thawed_matrices, other_optimizers)
     return {**by_stage(every, stages, ''), **by_stage(some, sharded, '')}
 

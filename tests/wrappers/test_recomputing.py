@@ -71,6 +71,21 @@ def test_module_whose_forward_is_never_called_is_told(wrap, optim_of, monkeypatc
     assert level == 30 and 'no forward of idle was called in the first iteration' in text
 
 
+def test_a_train_step_that_is_not_called_is_told(wrap, optim_of, monkeypatch):
+    class Steps(ToyModel):
+        def train_step(self, data, optim_wrapper):
+            raise AssertionError('called')
+
+    texts = []
+    monkeypatch.setattr(mmzero.wrappers.model, 'print_log', lambda text, level, **_: texts.append((level, text)))
+    model = wrap(Steps())
+    optim = optim_of(model)
+    for step in range(2):
+        model.train_step(toy_batch(step), optim)
+    ((level, text),) = [entry for entry in texts if 'is not called' in entry[1]]
+    assert level == 30 and 'the train_step of Steps is not called' in text
+
+
 def test_expandable_segments(wrap, monkeypatch):
     settings = []
     wrap()  # makes the process group
