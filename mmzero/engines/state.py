@@ -193,10 +193,12 @@ def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any], names: list[li
 
 def _load(optimizer: Optimizer, packed: dict[str, Any]) -> None:
     """Load what is there on this rank, and refuse what another optimizer has saved."""
+    # torch adds to the defaults when it loads.
+    wanted = [key for key in optimizer.defaults if all(key in group for group in optimizer.param_groups)]
     try:
         optimizer.load_state_dict(packed)
         # Fields that are newer than the checkpoint its class has added by now.
-        missing = [key for key in optimizer.defaults if any(key not in group for group in optimizer.param_groups)]
+        missing = [key for key in wanted if any(key not in group for group in optimizer.param_groups)]
     except KeyError as error:
         missing = [str(error.args[0])]
     if missing:
