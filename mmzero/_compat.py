@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -305,18 +306,11 @@ class DoubleBackward:
         self._kept.clear()
 
 
-def local_tensor(tensor: Any) -> torch.Tensor:
-    """The tensor that a shard is on this rank, the same object each time.
+local_tensor: Callable[[Any], torch.Tensor] = operator.attrgetter('_local_tensor')
+"""The tensor that a shard (DTensor) is on this rank, the same object each time.
 
-    ``DTensor.to_local`` makes a new view of a parameter in every call. Remove once it does not.
-
-    Args:
-        tensor (DTensor): A shard.
-
-    Returns:
-        Tensor: It.
-    """
-    return tensor._local_tensor
+``DTensor.to_local`` makes a new view of a parameter in every call. Remove once it does not.
+"""
 
 
 def drop_gathered_ahead(module: FSDPModule) -> None:

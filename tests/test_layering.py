@@ -220,7 +220,7 @@ def test_a_wrong_arrow_is_caught(check, path, source):
         ('policies/a.py', 'import torch.distributed_extras'),
         ('engines/ddp.py', 'import torch.distributed\nfrom ..policies import WrapPlan'),
         ('engines/deepspeed/a.py', 'import deepspeed\nfrom ..base import Engine'),
-        ('checkpoint/a.py', 'from ..engines import engine_of'),
+        ('checkpoint/a.py', 'from ..engines import engine_for'),
         ('planner/a.py', 'from ..engines.fsdp2 import rules'),
         ('runner/a.py', 'from ..hooks import ZeroCheckpointHook\nfrom .. import _compat'),
         ('runner/a.py', 'def f():\n    from ..integrations import mmcv'),

@@ -1,6 +1,6 @@
 """Engines shard, synchronise, clip and step; each stage's rules live in its engine, once."""
 
-from mmzero.engines.base import Engine, engine_of
+from mmzero.engines.base import Engine
 from mmzero.engines.build import build_engine
 from mmzero.engines.closure import NO_CLOSURE, needs_closure
 from mmzero.engines.forecast import Forecast
@@ -27,7 +27,6 @@ __all__ = [
     'accept_whole_tensors',
     'build_engine',
     'engine_for',
-    'engine_of',
     'failed',
     'init_process_group',
     'meet',

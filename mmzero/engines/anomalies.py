@@ -53,9 +53,7 @@ class Anomalies:
             if tensors:
                 self._inputs[module] = _all_finite(tensors)
                 # Masks of attention hold inf, so that only nan is a fault.
-                self._flags.append(
-                    _Flag('input', name, ~torch.stack([t.detach().isnan().any() for t in tensors]).any())
-                )
+                self._flags.append(_Flag('input', name, _none_nan(tensors)))
             for tensor in tensors:
                 self._watch(tensor, 'input', name)
 

@@ -8,7 +8,7 @@ Once:
  1. ``check_plan(model, plan)`` refuses what cannot be trained, ``forecast(plan)`` says what a step will cost. The model
     may be on meta; no process group is needed.
  2. ``shard(model, plan)`` gives every rank rank 0's parameters and buffers and enters each parameter in the table of
-    :func:`engine_of`. The parameter objects stay for as long as the model; their storage, and with it what ``.data``
+    :func:`engines_of`. The parameter objects stay for as long as the model; their storage, and with it what ``.data``
     and ``.grad`` show, is the engine's from here on.
  3. ``check_autocast(dtype)`` and ``check_clip(clip)`` refuse what a step could not honour.
  4. ``bind(optimizer, loss_scale)`` takes the optimizer that was built on those parameters, and returns it. DeepSpeed,
@@ -91,21 +91,6 @@ def engines_of(params: Iterable[nn.Parameter]) -> list['Engine']:
             ]
         )
     raise ConfigError(['optim_wrapper.optimizer: holds parameters of two models; give each its own'])
-
-
-def engine_of(params: Iterable[nn.Parameter]) -> 'Engine':
-    """Look up the engine that sharded some parameters.
-
-    Args:
-        params (Iterable[nn.Parameter]): An optimizer's parameters.
-
-    Returns:
-        Engine: The engine; the first where they are of several children that are sharded as models of their own.
-
-    Raises:
-        ConfigError: As :func:`engines_of`.
-    """
-    return engines_of(params)[0]
 
 
 class Engine(ABC):

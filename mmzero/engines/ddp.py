@@ -76,7 +76,7 @@ class DDPEngine(ParamGradEngine):
         self.module = model.get_submodule(plan.root.name)
         # Not registered as a submodule anywhere: the model keeps its names, and stays the one module tree.
         self._forward = self.module if plan.root.separate else self._replicate(self.module)
-        self._trained = _trained(self.module)
+        self._trained = self._trains()
 
     @override
     def let_model_step(self) -> None:
@@ -92,12 +92,8 @@ class DDPEngine(ParamGradEngine):
     def finish_gradients(self, only: set[int] | None = None) -> None:
         if self.averages_at_step:
             # Whatever is frozen by now, or no longer: what has no gradient on any rank is left alone.
-            own = [param for param in self.module.parameters() if only is None or id(param) in only]
+            own = [param for param in self._named.values() if only is None or id(param) in only]
             average_gradients(own, self.device)
-
-    @override
-    def params(self) -> list[nn.Parameter]:
-        return [*self.module.parameters()]
 
     def _replicate(self, model: nn.Module) -> nn.Module:
         if not any(param.requires_grad for param in model.parameters()):
@@ -120,20 +116,19 @@ class DDPEngine(ParamGradEngine):
 
     @override
     def micro_step(self, is_last: bool) -> None:
-        if self.model is not None and not self.averages_at_step and _trained(self.module) != self._trained:
+        if not self.averages_at_step and self._trains() != self._trained:
             # A hook has frozen or unfrozen parameters. DDP averages the gradients of those that it was built with.
-            self._trained = _trained(self.module)
+            self._trained = self._trains()
             self._forward = self._replicate(self.module)
         if isinstance(self._forward, DistributedDataParallel):
             self._forward.require_backward_grad_sync = is_last
 
+    def _trains(self) -> list[bool]:
+        return [param.requires_grad for param in self._named.values()]
+
     @override
     def total_norm(self, params: list[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
         return get_total_norm([param.grad for param in params if param.grad is not None], norm_type, foreach=foreach)
-
-
-def _trained(model: nn.Module) -> list[bool]:
-    return [param.requires_grad for param in model.parameters()]
 
 
 def _buckets(plan: WrapPlan) -> int:

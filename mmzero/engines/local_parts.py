@@ -9,11 +9,11 @@ Element by element it takes any code that was made for whole parameters, without
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mmzero.engines.state import gather, scatter
+from mmzero._compat import local_tensor
+from mmzero.engines.state import gather_tensors, scatter_tensors
 
 
 class LocalParts:
@@ -25,7 +25,7 @@ class LocalParts:
 
     def __init__(self, model: nn.Module) -> None:
         self._params = {name: param.detach() for name, param in model.named_parameters(remove_duplicate=False)}
-        self.module = _tree(model)
+        self.module = _mirrored(model, {}, {})
 
     def gather(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gather tensors laid out as the mirror's, one at a time. Collective.
@@ -36,22 +36,16 @@ class LocalParts:
         Returns:
             dict[str, Tensor]: Whole CPU tensors on rank 0; empty on other ranks.
         """
-        found = {}
-        for name, part in state.items():
-            whole = gather(self._sharded(name, part))
-            if whole is not None:
-                found[name] = whole
-        return found
+        return gather_tensors({name: self._sharded(name, part) for name, part in state.items()})
 
     def scatter(self, state: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
-        """Fill tensors laid out as the mirror's from rank 0's whole ones. Collective.
+        """Fill those tensors laid out as the mirror's that rank 0 has whole. Collective.
 
         Args:
             state (dict[str, Tensor]): This rank's parts, the same names on every rank; changed in place.
             whole (dict[str, Tensor]): Whole tensors on rank 0; ignored on other ranks.
         """
-        for name, part in state.items():
-            scatter(self._sharded(name, part), whole.get(name))
+        scatter_tensors({name: self._sharded(name, part) for name, part in state.items()}, whole)
 
     def _sharded(self, name: str, part: Tensor) -> Tensor:
         like: Any = self._params.get(name)
@@ -62,12 +56,6 @@ class LocalParts:
         )
 
 
-def _tree(model: nn.Module) -> nn.Module:
-    made: dict[nn.Module, nn.Module] = {}
-    params: dict[Tensor, nn.Parameter] = {}
-    return _mirrored(model, made, params)
-
-
 def _mirrored(module: nn.Module, made: dict[nn.Module, nn.Module], params: dict[Tensor, nn.Parameter]) -> nn.Module:
     """What is shared stays shared, so that it is averaged once."""
     if module in made:
@@ -75,16 +63,11 @@ def _mirrored(module: nn.Module, made: dict[nn.Module, nn.Module], params: dict[
     mirror = made[module] = nn.Module()
     for name, param in module._parameters.items():
         if param is not None and param not in params:
-            params[param] = nn.Parameter(_part(param), requires_grad=False)
+            part = local_tensor(param) if isinstance(param, DTensor) else param.detach()
+            params[param] = nn.Parameter(part, requires_grad=False)
         mirror.register_parameter(name, None if param is None else params[param])
     for name, buffer in module._buffers.items():
         mirror.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
     for name, child in module._modules.items():
         mirror.add_module(name, None if child is None else _mirrored(child, made, params))
     return mirror
-
-
-def _part(param: Any) -> Tensor:
-    with torch.no_grad():
-        part: Tensor = param.to_local() if isinstance(param, DTensor) else param
-    return part.detach()

@@ -82,11 +82,12 @@ class ParamGradEngine(Engine):
     def step(self, options: StepOptions | None = None, **kwargs: Any) -> StepOutcome:
         assert_bound(self)
         options = options or StepOptions()
-        if self.own_params() != self._known:
+        own = self.own_params()
+        if own != self._known:
             # A hook has added a group, whose parameters may have to be shown in another way.
-            self._known = self.own_params()
+            self._known = own
             self._step_optimizer = self.step_of(self.optimizer)  # type: ignore[arg-type]
-        self.finish_gradients(self.own_params() if self.is_shared else None)
+        self.finish_gradients(own if self.is_shared else None)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         try:
@@ -129,10 +130,6 @@ class ParamGradEngine(Engine):
         # Of finite gradients as well, whose squares are too large. Such a norm clips nothing.
         is_wanted = options.skip_nonfinite or self.scaler is not None
         return is_wanted and norm is not None and not math.isfinite(norm)
-
-    def params(self) -> list[nn.Parameter]:
-        """The parameters that this engine has sharded."""
-        raise RuntimeError('no parameter was sharded yet')
 
     def own_params(self) -> set[int]:
         """``id`` of the parameters that the bound optimizer holds."""
@@ -178,9 +175,9 @@ class ParamGradEngine(Engine):
             clip_grads_with_norm_(kind, clip.options['max_norm'], norm, clip.options.get('foreach'))
 
     def _why_skipped(self) -> str:
-        trained = {param for group in self.optimizer.param_groups for param in group['params']}  # type: ignore[union-attr]
+        own = self.own_params()
         names: Mapping[Tensor, str] = {
-            param: name for name, param in self.named_params().items() if param in trained and param.requires_grad
+            param: name for name, param in self.named_params().items() if id(param) in own and param.requires_grad
         }
         why = describe_nonfinite(names, self.device, self._losses)
         return why if self.anomalies is None else f'{why}; {self.anomalies.describe()}'

@@ -1,6 +1,6 @@
 """A model whose children are sharded as models of their own; [Note: children that are models of their own]."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -134,17 +134,17 @@ class SeparateEngine(Engine):
         return self._first.following_forwards(loop, present)
 
     @override
-    @contextmanager
-    def without_gradients(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for engine in self.children.values():
-                stack.enter_context(engine.without_gradients())
-            yield
+    def without_gradients(self) -> AbstractContextManager:
+        return _in_all(engine.without_gradients() for engine in self.children.values())
 
     @override
-    @contextmanager
-    def reduced_precision(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for engine in self.children.values():
-                stack.enter_context(engine.reduced_precision())
-            yield
+    def reduced_precision(self) -> AbstractContextManager:
+        return _in_all(engine.reduced_precision() for engine in self.children.values())
+
+
+@contextmanager
+def _in_all(contexts: Iterable[AbstractContextManager]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield

@@ -62,7 +62,7 @@ class Share(ParamGradEngine):
         self.model = engines[0].model
         self.anomalies = engines[0].anomalies
         for engine in engines:
-            theirs = [param for param in engine.params() if param.requires_grad]
+            theirs = [param for param in engine.named_params().values() if param.requires_grad]
             holds_all = all(id(param) in ids for param in theirs)
             engine.is_shared = engine.is_shared or engine.optimizer is not None or not holds_all
 

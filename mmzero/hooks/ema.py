@@ -27,7 +27,7 @@ class ShardedEMA(EMAHook):
     _gathered: dict[str, Tensor] | None = None
 
     def before_run(self, runner) -> None:  # type: ignore # noqa: D102
-        self._wrapper = wrapper = runner.model
+        self._wrapper = wrapper = runner.sharded
         # Units that a val left gathered would hide their shards.
         wrapper.engine.refresh()
         self.parts = LocalParts(wrapper.module)
@@ -50,9 +50,8 @@ class ShardedEMA(EMAHook):
         names = [sorted(whole)]
         dist.broadcast_object_list(names, src=0)
         targets = self.ema_model.module.state_dict()
-        known = {name: part for name, part in targets.items() if name in names[0]}
-        self._tell_of_others(set(targets) - set(known), set(names[0]) - set(targets))
-        self.parts.scatter(known, whole)
+        self._tell_of_others(targets.keys() - set(names[0]), set(names[0]) - targets.keys())
+        self.parts.scatter(targets, whole)
 
     def _tell_of_others(self, missing: set[str], left: set[str]) -> None:
         if not missing and not left:

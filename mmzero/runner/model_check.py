@@ -24,7 +24,7 @@ from mmzero.runner.blame import blame, describe_error
 from mmzero.runner.lookup import advice
 from mmzero.runner.optim_check import check_dimensions
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
-from mmzero.runner.several import check_budget, check_children, is_several, optimizers_of
+from mmzero.runner.several import check_budget, check_children, check_each, is_several, optimizers_of
 from mmzero.runner.translate import checkpointing_path, is_amp
 from mmzero.runner.unread import Record, refuse_unread, watched
 from mmzero.wrappers.parts import parts_of
@@ -80,16 +80,13 @@ def _check_paramwise(optim_wrapper: Any, model: nn.Module, scope: str, faults: F
         ]
     if optim_wrapper.get('constructor') is not None:
         return []
-    doubts = []
-    for name, one in optimizers_of(optim_wrapper).items():
-        child = dict(model.named_modules()).get(name)
-        if child is not None:
-            own = Faults()
-            found = _check_paramwise(one, child, scope, own)
-            own.move('optim_wrapper', f'optim_wrapper.{name}')
-            faults.lines += own.lines
-            doubts += [line.replace('optim_wrapper', f'optim_wrapper.{name}', 1) for line in found]
-    return doubts
+    modules = dict(model.named_modules())
+
+    def check(name: str, one: Any, own: Faults) -> list[str]:
+        found = _check_paramwise(one, modules[name], scope, own) if name in modules else []
+        return [line.replace('optim_wrapper', f'optim_wrapper.{name}', 1) for line in found]
+
+    return [line for found in check_each(optim_wrapper, faults, check).values() for line in found]
 
 
 def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults) -> None:
@@ -125,12 +122,13 @@ def _check_grad_norms(optim_wrapper: Any, model: nn.Module, faults: Faults, pref
     if not isinstance(optim_wrapper, dict):
         return
     if is_several(optim_wrapper):
-        for name, one in optimizers_of(optim_wrapper).items():
-            own = Faults()
-            # A constructor may give each what it likes.
-            _check_grad_norms(one, model, own, '' if optim_wrapper.get('constructor') else f'{name}.')
-            own.move('optim_wrapper', f'optim_wrapper.{name}')
-            faults.lines += own.lines
+        # A constructor may give each what it likes.
+        plain = optim_wrapper.get('constructor') is None
+        check_each(
+            optim_wrapper,
+            faults,
+            lambda name, one, own: _check_grad_norms(one, model, own, f'{name}.' if plain else ''),
+        )
         return
     try:
         wanted = read_grad_norms(optim_wrapper.get('grad_norms'))

@@ -51,7 +51,7 @@ def check_optim_wrappers(cfg: Any, faults: Faults, parts: Nodes) -> Optimizer | 
         return check_optim_wrapper(cfg, faults, parts)
     if cfg.get('constructor') is not None:
         _constructor(cfg, faults, parts)
-    return check_each(cfg, faults, lambda one, own: check_optim_wrapper(one, own, type(parts)(parts.scope, own)))
+    return check_each(cfg, faults, lambda _, one, own: check_optim_wrapper(one, own, type(parts)(parts.scope, own)))
 
 
 def check_optim_wrapper(cfg: Any, faults: Faults, parts: Nodes) -> Optimizer | None:

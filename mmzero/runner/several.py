@@ -50,13 +50,13 @@ def is_several(cfg: Any) -> bool:
     )
 
 
-def check_each(cfg: Any, faults: Faults, check: Callable[[Any, Faults], T]) -> dict[str, T]:
+def check_each(cfg: Any, faults: Faults, check: Callable[[str, Any, Faults], T]) -> dict[str, T]:
     """Run a check of one ``optim_wrapper`` on each of several.
 
     Args:
         cfg (dict): ``optim_wrapper``.
         faults (Faults): Takes what is wrong, at the paths of the single ones.
-        check (Callable): Is given one of them, and what takes its faults.
+        check (Callable): Is given the name of one of them, it, and what takes its faults.
 
     Returns:
         dict[str, T]: What the check returned, by name.
@@ -64,7 +64,7 @@ def check_each(cfg: Any, faults: Faults, check: Callable[[Any, Faults], T]) -> d
     found = {}
     for name, one in optimizers_of(cfg).items():
         own = Faults()
-        found[name] = check(one, own)
+        found[name] = check(name, one, own)
         own.move(PATH, f'{PATH}.{name}')
         faults.lines += own.lines
     return found

@@ -123,7 +123,7 @@ def _translate_several(cfg: Any, faults: Faults) -> Any:
             faults.add(f'optim_wrapper.{name}', f'{why}; beside several optimizers, each has its own fields')
         if is_amp(cfg):
             faults.add('optim_wrapper.type', "got 'AmpOptimWrapper' beside several optimizers; give it to each of them")
-    translated = check_each(cfg, faults, lambda one, own: translate_optim_wrapper(one, own))
+    translated = check_each(cfg, faults, lambda _, one, own: translate_optim_wrapper(one, own))
     return type(cfg)({**cfg, **{name: one for name, one in translated.items() if name not in built}})
 
 

@@ -260,6 +260,13 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             merging.test_step = self._wrapper.around(merging.test_step)
         set_random_seed(self._seed, deterministic=self._deterministic)
 
+    @property
+    def sharded(self) -> ZeroModelWrapper:
+        """The sharded model, also where one that merges test-time augmentations is around it."""
+        if self._wrapper is None:
+            raise RuntimeError('the model is not sharded yet; train(), val() and test() shard it')
+        return self._wrapper
+
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
         """Build the optimizer wrapper, or several.
 

@@ -155,10 +155,14 @@ class ZeroModelWrapper(nn.Module):
         started('its next train_step')
         anomalies = self.engine.anomalies
         with self._doing('train_step'), nullcontext() if anomalies is None else anomalies.explaining():
-            if not self.stand_in.is_used:
-                return step(data, optim_wrapper)
-            with self.engine.without_gradients(), self.stand_in.kept_statistics():
-                return step(data, optim_wrapper)
+            if self.stand_in.is_used:
+                with self.engine.without_gradients(), self.stand_in.kept_statistics(), standing_in(optim_wrapper):
+                    return step(data, optim_wrapper)
+            log_vars = step(data, optim_wrapper)
+        if any(wrapper.skips.in_a_row for wrapper in each(optim_wrapper).values()):
+            # It may be this batch that gave nan.
+            self.stand_in.replace()
+        return log_vars
 
     def _own_train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
         if self._steps['train_step'] == 1:
@@ -166,8 +170,7 @@ class ZeroModelWrapper(nn.Module):
             for path, wrapper in each(optim_wrapper).items():
                 wrapper.be_one_of_several(path)
             self.engine.let_model_step()
-        standing = standing_in(optim_wrapper, self.stand_in.is_used)
-        with self.engine.watching('train'), self.engine.reduced_precision(), standing:
+        with self.engine.watching('train'), self.engine.reduced_precision():
             log_vars = self.module.train_step(data, optim_wrapper)
         if self._steps['train_step'] == 1:
             self._tell_of_idle_regions()
@@ -180,9 +183,7 @@ class ZeroModelWrapper(nn.Module):
                 losses = BaseModel._run_forward(self, data, mode='loss')
             parsed, log_vars = self.module.parse_losses(losses)
             check(parsed)
-        optim_wrapper.update_params(0 * parsed if self.stand_in.is_used else parsed)
-        if optim_wrapper.skips.in_a_row and not self.stand_in.is_used and not bool(parsed.isfinite().all()):
-            self.stand_in.replace()
+        optim_wrapper.update_params(parsed)
         if self.budget is not None:
             self.budget.after_step()
         if self._steps['train_step'] == 1:

@@ -89,19 +89,18 @@ NO_BUDGET = (
 
 
 @contextmanager
-def standing_in(optim_wrapper: OptimWrapper, is_used: bool) -> Iterator[None]:
-    """Let losses count as zero where the batch is one that stands in ([Note: a batch that stands in]).
+def standing_in(optim_wrapper: OptimWrapper) -> Iterator[None]:
+    """Let losses count as zero, since the batch is one that stands in ([Note: a batch that stands in]).
 
     Args:
         optim_wrapper (OptimWrapper): One, or an OptimWrapperDict, of ZeroOptimWrappers.
-        is_used (bool): Whether it does.
 
     Yields:
         None: The step runs inside.
     """
     wrappers: list[Any] = list(each(optim_wrapper).values())
     for wrapper in wrappers:
-        wrapper.is_stand_in = is_used
+        wrapper.is_stand_in = True
     try:
         yield
     finally:

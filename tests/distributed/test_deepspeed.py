@@ -100,7 +100,7 @@ def train_on_deepspeed(stage: int, optim: dict, steps: int) -> dict[str, Any]:
     kept: list[Any] = []
 
     def optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-        engine = engines.engine_of(model.parameters())
+        engine = engines.engine_for(model.parameters())
         kept.extend((model, first_gradients(engine)))
         return adamw(model)
 

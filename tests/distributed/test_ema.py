@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from mmengine.hooks import EMAHook
-from mmengine.model import BaseModel, MMDistributedDataParallel
+from mmengine.hooks import EMAHook, Hook
+from mmengine.model import BaseModel, BaseTTAModel, MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
@@ -63,7 +63,7 @@ def averaged(fields: dict | None, ema: dict[str, Any]) -> dict[str, Any]:
         optim = ZeroOptimWrapper(torch.optim.AdamW(net.parameters(), lr=0.01))
         over_shards(hook)
     optim.initialize_count_status(model, 0, 100)
-    runner = SimpleNamespace(model=model, iter=0, epoch=0, max_iters=100, max_epochs=1)
+    runner = SimpleNamespace(model=model, sharded=model, iter=0, epoch=0, max_iters=100, max_epochs=1)
     hook.before_run(runner)
     communicated = 0
     for runner.iter in range(STEPS):
@@ -137,9 +137,10 @@ def runner_of(folder: str, stage: int, epochs: int, **changes: Any) -> Any:
     train_cfg = dict(by_epoch=True, max_epochs=epochs, val_interval=1)
     hooks = changes.pop('custom_hooks', [dict(HOOK)])
     torch.manual_seed(0)
-    data = loader(Vectors(8))
+    data, around = loader(Vectors(8)), changes.pop('around', None)
+    model = Normed() if around is None else around(Normed())
     return vector_runner(
-        folder, Normed(), stage, wrapper, train_dataloader=data, train_cfg=train_cfg, custom_hooks=hooks, **changes
+        folder, model, stage, wrapper, train_dataloader=data, train_cfg=train_cfg, custom_hooks=hooks, **changes
     )
 
 
@@ -172,29 +173,39 @@ def through_the_runner(folder: str, stage: int, other: int) -> list[str]:
     return faults + seen_in_test(folder, stage, load, same['state_dict'])
 
 
+class Sees(Hook):
+    """Keeps the weights with which something is tested, whole, on rank 0."""
+
+    priority = 'LOWEST'
+
+    def __init__(self) -> None:
+        self.seen: dict[str, torch.Tensor] = {}
+
+    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        self.seen = runner.sharded.engine.model_state()
+
+
+class OneView(BaseTTAModel):
+    """Test-time augmentation around a model; its data are given as one view."""
+
+    def test_step(self, data: Any) -> list:
+        return self.module.test_step(data)
+
+    def merge_preds(self, data_samples_list: list) -> list:
+        return data_samples_list
+
+
 def seen_in_test(folder: str, stage: int, load: str, averaged: dict[str, torch.Tensor]) -> list[str]:
-    """What is tested has the averaged weights, with the hook and without."""
+    """What is tested has the averaged weights, with the hook and without, and with test-time augmentation around."""
     faults = []
-    for hooks in ([dict(HOOK)], []):
-        runner = runner_of(f'{folder}/tested', stage, 1, load_from=load, custom_hooks=hooks)
-        seen: list[dict] = []
-        runner.register_hook(_Sees(runner, seen))
+    for hooks, around in (([dict(HOOK)], None), ([], None), ([dict(HOOK)], OneView)):
+        runner = runner_of(f'{folder}/tested', stage, 1, load_from=load, custom_hooks=hooks, around=around)
+        sees = Sees()
+        runner.register_hook(sees)
         runner.test()
         if dist.get_rank() == 0:
-            faults += differing(seen[0], averaged)
+            faults += differing(sees.seen, averaged)
     return faults
-
-
-def _Sees(runner: Any, seen: list[dict]) -> Any:  # noqa: N802
-    from mmengine.hooks import Hook
-
-    class Sees(Hook):
-        priority = 'LOWEST'
-
-        def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-            seen.append(runner.model.engine.model_state())
-
-    return Sees()
 
 
 def runs(folder: str, stages: tuple[tuple[int, int], ...]) -> Faults:

@@ -1,17 +1,15 @@
 """The config of one curve: the same training under stock DDP in float32, or under the pair in another dtype."""
 
 import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmengine.config import Config
+from mmengine.optim import OptimWrapper
 
 from mmzero.errors import ConfigError
 from mmzero.runner.translate import type_name
-
-# Fields of ours that MMEngine's OptimWrapper does not take.
-_OURS = ('dtype', 'loss_scale', 'max_skips', 'grad_norms', 'use_fsdp')
-
 
 REFERENCE = 'float32'
 """The dtype of stock DDP."""
@@ -104,6 +102,8 @@ def _as_stock(cfg: Config) -> None:
     cfg.model_wrapper_cfg = dict(
         type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False, find_unused_parameters=unused
     )
-    for name in _OURS:
-        cfg.optim_wrapper.pop(name, None)
+    # Also AmpOptimWrapper's; the optimizer and its groups are the constructor's.
+    taken = {*inspect.signature(OptimWrapper).parameters, 'type', 'constructor', 'paramwise_cfg'}
+    for name in [name for name in cfg.optim_wrapper if name not in taken]:
+        cfg.optim_wrapper.pop(name)
     cfg.optim_wrapper['type'] = 'OptimWrapper'

@@ -136,14 +136,6 @@ class FSDP2Engine(ParamGradEngine):
         return UnusedParameters(model, plan, self.device)
 
     @override
-    def params(self) -> list[nn.Parameter]:
-        # Of a gathered unit the module has others.
-        self.root.reshard()
-        for unit in self.units:
-            unit.reshard()
-        return [*self.root.parameters()]  # type: ignore[attr-defined]
-
-    @override
     def watch_over(self, model: nn.Module, plan: WrapPlan) -> None:
         self.first_iterations = FirstIterations(model, plan)
 

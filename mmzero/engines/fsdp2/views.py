@@ -71,7 +71,10 @@ class View(ABC):
                 for param, twin in shown.items():
                     self._take_back(param, twin)
                     if twin in state:
-                        kept[param] = self._take_state_back(state.pop(twin), kept.get(param, {}), param)
+                        kept[param] = {
+                            key: self.hide(value, param) if isinstance(value, Tensor) else value
+                            for key, value in state.pop(twin).items()
+                        }
             # In its order, in which it may be saved.
             kept.update(state)
             state.clear()
@@ -85,16 +88,6 @@ class View(ABC):
 
     def _show_state(self, value: Any, param: nn.Parameter) -> Any:
         return self.show(value, param) if isinstance(value, Tensor) else value
-
-    def _take_state_back(self, entries: dict, before: dict, param: nn.Parameter) -> dict:
-        taken: dict[str, Any] = {}
-        for key, value in entries.items():
-            old = before.get(key)
-            if isinstance(old, DTensor) and old.to_local() is value:
-                taken[key] = old
-            else:
-                taken[key] = self.hide(value, param) if isinstance(value, Tensor) else value
-        return taken
 
     def _take_back(self, param: nn.Parameter, twin: nn.Parameter) -> None:  # noqa: B027
         """Write into a parameter what became of its twin, where they share no memory."""
@@ -110,20 +103,19 @@ class View(ABC):
 
 @dataclass
 class _Known:
-    """A sharded parameter, this rank's part of it, and of the tensors of its state."""
+    """A sharded parameter, this rank's part of it, and for the time of a step its state and the parts of that."""
 
     param: nn.Parameter
     local: Tensor
     twin: nn.Parameter
-    hidden: dict[str, Tensor] = field(default_factory=dict)
-    shown: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    shown: dict[str, Any] = field(default_factory=dict)
 
 
 class Held(View):
     """Shows the plain tensors that this rank holds. No communication.
 
-    Twins, and the parts of state, are made once: a model may have thousands of parameters, and a step should ask Python
-    for little.
+    Twins are made once: a model may have thousands of parameters, and a step should ask Python for little.
     """
 
     name = 'shards as plain tensors'
@@ -160,30 +152,24 @@ class Held(View):
         twin.grad = None if grad is None else local_tensor(grad)
         entries = state.pop(param, None)
         if entries is not None:
-            old = known.hidden
-            state[twin] = {
-                key: known.shown[key] if key in old and value is old[key] else self._part(value)
-                for key, value in entries.items()
-            }
+            known.state = entries
+            known.shown = {k: local_tensor(v) if isinstance(v, DTensor) else v for k, v in entries.items()}
+            state[twin] = dict(known.shown)
         return twin
-
-    def _part(self, value: Any) -> Any:
-        return value.to_local() if isinstance(value, DTensor) else value
 
     def _hide(self, param: Any, state: dict) -> None:
         known = self._known[id(param)]
         known.twin.grad = None
         entries = state.pop(known.twin, None)
-        if entries is None:
-            return
-        shown = known.shown
-        for key, value in entries.items():
-            if key in shown and value is shown[key]:
-                entries[key] = known.hidden[key]
-            elif isinstance(value, Tensor):
-                entries[key] = hidden = self.hide(value, param)
-                known.hidden[key], shown[key] = hidden, value
-        state[param] = entries
+        if entries is not None:
+            for key, value in entries.items():
+                if key in known.shown and value is known.shown[key]:
+                    entries[key] = known.state[key]
+                elif isinstance(value, Tensor):
+                    entries[key] = self.hide(value, param)
+            state[param] = entries
+        # What is loaded later need not lie beside it.
+        known.state = known.shown = {}
 
     @override
     def show(self, tensor: Tensor, param: nn.Parameter) -> Tensor:
