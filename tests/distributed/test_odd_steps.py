@@ -13,7 +13,7 @@ from torch import nn, optim
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
 from mmzero.errors import CheckpointError, NonFiniteError
 from tests.distributed.cases import Faults, by_stage, differing, merged, refused
-from tests.distributed.gan import Penalised, adams, build_gan_pair, gan_batch
+from tests.distributed.gan import Gan, Penalised, adams, build_gan_pair, gan_batch
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_nonfinite import pair, weights
 from tests.models import TinyViT, ToyModel, image_batch, toy_batch
@@ -53,7 +53,19 @@ def a_stand_in_of_nan(_: str, stage: int) -> list[str]:
     for batch in model.join(mine, 'train'):
         model.train_step(batch, wrapper)
     skipped = wrapper.message_hub.get_scalar('train/skipped_steps').current()
-    return [] if skipped == 1 else [f'{skipped} steps were skipped']
+    faults = [] if skipped == 1 else [f'{skipped} steps were skipped']
+    options = dict(max_skips=1)
+    both, several = build_gan_pair(Gan(), adams, dict(stage=stage), dict(generator=options, discriminator=options))
+    for one in several.values():
+        one.message_hub = MessageHub(f'odd steps {next(_numbers)}')
+        one.initialize_count_status(both, 0, 10)
+    mine = [gan_batch(index) for index in range(2 if dist.get_rank() == 0 else 6)]
+    if dist.get_rank() == 0:
+        mine[0]['inputs'] = mine[0]['inputs'] * float('nan')
+    for batch in both.join(mine, 'train'):
+        both.train_step(batch, several)
+    found = {name: one.message_hub.get_scalar('train/skipped_steps').current() for name, one in several.items()}
+    return faults + ([] if found == dict(generator=1, discriminator=1) else [f'{found} steps were skipped'])
 
 
 def names_amid_penalties(_: str, stage: int) -> list[str]:
