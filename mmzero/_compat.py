@@ -301,9 +301,15 @@ class DoubleBackward:
                 group._training_state = TrainingState.IDLE
                 group.finalize_backward()
 
-    def release(self) -> None:
-        """Let units be freed again."""
+    def release(self) -> bool:
+        """Let units be freed again.
+
+        Returns:
+            bool: Whether some were kept.
+        """
+        has_kept = bool(self._kept)
         self._kept.clear()
+        return has_kept
 
 
 local_tensor: Callable[[Any], torch.Tensor] = operator.attrgetter('_local_tensor')

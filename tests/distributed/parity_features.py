@@ -18,7 +18,7 @@ from tests.distributed.test_keep_fp32 import Residual
 from tests.distributed.test_odd_parameters import Tiny
 from tests.distributed.test_parity import Branching
 from tests.distributed.training import Record, compare, distance, train
-from tests.models import TinyDecoder, TinyViT, image_batch, token_batch, toy_batch
+from tests.models import TinyDecoder, TinyViT, ToyModel, image_batch, token_batch, toy_batch
 
 SCALE = dict(init_scale=2.0**8)
 
@@ -42,6 +42,20 @@ class Scaled(TinyViT):
 
     def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
         return super().forward(inputs * self.scale, labels, mode)
+
+
+class Penalised(ToyModel):
+    """Its loss has a penalty on the gradient at the inputs, whose backward goes through the blocks once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Identity()
+
+    def forward(self, inputs: torch.Tensor, labels: Any = None, mode: str = 'tensor') -> Any:
+        inputs = inputs.detach().requires_grad_()
+        found = super().forward(inputs, labels, mode)
+        (slope,) = torch.autograd.grad(found['loss'], inputs, create_graph=True)
+        return dict(found, loss_slope=slope.square().sum())
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,7 @@ def precision(dtype: str, **more: Any) -> dict[str, Any]:
 UNUSED = dict(find_unused_parameters=True)
 WHOLE = dict(overrides=[dict(units='layers.1', shard=False)])
 COLUMNS = dict(overrides=[dict(units='**', shard_dim=1)])
+THIRDS = dict(accumulative_counts=3)
 FULL = [
     Feature('tied', TinyDecoder, token_batch, 'Layer'),
     Feature('frozen', Frozen, image_batch, 'Layer'),
@@ -106,6 +121,8 @@ FULL = [
     Feature('unused on one rank', Branching, toy_batch, 'Block', UNUSED),
     Feature('BatchNorm', Residual, image_batch, 'Stage', optimizer='sgd'),
     Feature('no_sync', TinyViT, image_batch, 'Layer', dict(no_sync=True), dict(accumulative_counts=3), (3,)),
+    Feature('penalty on gradients', Penalised, toy_batch, 'Block', optimizer='sgd'),
+    Feature('penalty, three micro-batches', Penalised, toy_batch, 'Block', {}, THIRDS, optimizer='sgd'),
     Feature('one unit kept whole', TinyViT, image_batch, 'Layer', WHOLE),
     Feature('sharded along dim 1', TinyViT, image_batch, 'Layer', COLUMNS),
 ]

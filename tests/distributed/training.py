@@ -102,7 +102,8 @@ def train(
     model, wrapped_optim = build_pair(build(), optimizer, wrapper or {}, copy.deepcopy(optim or {}))
     wrapped_optim.message_hub = hub
     wrapped_optim.initialize_count_status(model, 0, steps)
-    names = [name for name, _ in model.module.named_parameters()]
+    # Asked once: while a unit is gathered, the model lists others.
+    params = dict(model.module.named_parameters())
     record: Record = dict(losses=[], norms=[], grads={}, before={}, after={})
     record['before'] = {name: full(param) for name, param in model.module.named_parameters()}
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -111,7 +112,7 @@ def train(
     def keep_gradients(*_: Any) -> None:
         # Called once gradients are complete and clipped.
         if not record['grads']:
-            for name, param in zip(names, model.module.parameters(), strict=True):
+            for name, param in params.items():
                 record['grads'][name] = None if param.grad is None else full(param.grad)
 
     def step_and_keep_norm(_: OptimWrapper, **kwargs: Any) -> None:

@@ -121,7 +121,8 @@ class FSDP2Engine(ParamGradEngine):
         self._note_places(model, plan)
         self.prefetch = ForwardPrefetch(self.units)
         self.following: Following | None = None
-        self.double_backward: DoubleBackward | None = None
+        self.double_backward = DoubleBackward(self.root)
+        self.model_steps = False
         self.adopt(model, plan.root.name)
 
     def _note_places(self, model: nn.Module, plan: WrapPlan) -> None:
@@ -141,12 +142,12 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def let_model_step(self) -> None:
-        if self.double_backward is not None:
+        if self.model_steps:
             return
+        self.model_steps = True
         # An optimizer may step between two units, and what was gathered ahead would be old.
         self.prefetch.turn_off()
         keep_requires_grad(self.root)
-        self.double_backward = DoubleBackward(self.root)
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,17 +210,15 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def finish_gradients(self, only: set[int] | None = None) -> None:
-        if self.double_backward is not None:
-            self.double_backward.reduce_the_rest()
+        self.double_backward.reduce_the_rest()
         self.replicated.reduce_gradients(only)
         if self.unused is not None:
             self.unused.drop_zeros(only)
 
     @override
     def after_step(self) -> None:
-        if self.double_backward is not None:
-            self.double_backward.release()
-            # What a forward without a backward left gathered would compute with old weights.
+        # What a forward without a backward left gathered, or a penalty, would compute with old weights.
+        if self.double_backward.release() or self.model_steps:
             self.refresh()
 
     @override
