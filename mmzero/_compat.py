@@ -19,6 +19,8 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.nn.parallel import DistributedDataParallel
 
 # The modes have no public home; remove once they do.
@@ -317,6 +319,22 @@ local_tensor: Callable[[Any], torch.Tensor] = operator.attrgetter('_local_tensor
 
 ``DTensor.to_local`` makes a new view of a parameter in every call. Remove once it does not.
 """
+
+
+def dtensor_as_it_is(local: torch.Tensor, like: Any) -> Any:
+    """Make a shard of a tensor that stays where it is, and the tensor that it is.
+
+    ``DTensor.from_local`` moves it to the device of the mesh. Remove once it can be told not to.
+
+    Args:
+        local (Tensor): What this rank holds.
+        like (DTensor): A shard of the same whole shape, mesh and placements; the dtype may be another.
+
+    Returns:
+        DTensor: The shard.
+    """
+    meta = TensorMeta(like.shape, like.stride(), local.dtype)
+    return DTensor(local, DTensorSpec(like.device_mesh, like.placements, meta), requires_grad=False)
 
 
 def drop_gathered_ahead(module: FSDPModule) -> None:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from mmzero.analysis.collectives import CollectiveLog
 from mmzero.analysis.memory import STATES, MemoryRecorder, StepMemory
 from mmzero.analysis.weight_copies import WeightCopies
-from mmzero.engines import Forecast
+from mmzero.config import OffloadConfig
+from mmzero.engines import Engine, Forecast
 from mmzero.planner import PaperFormula, paper_formula
 
 
@@ -178,13 +179,20 @@ def record_memory(model: Any, optim_wrapper: Any, next_batch: Callable[[], Any])
     recorder = MemoryRecorder(model.module, model.plan, optim_wrapper.optimizer)
     with recorder.record(optim_wrapper):
         run_step(model, optim_wrapper, next_batch)
-    forecast = model.engine.forecast(
+    forecast = _without_offload(model.engine).forecast(
         model.plan,
         world_size=dist.get_world_size(),
         micro_batches=optim_wrapper._accumulative_counts,
         state_itemsize=state_itemsize(optim_wrapper.optimizer),
     )
     return recorder.memory, forecast
+
+
+def _without_offload(engine: Engine) -> Engine:
+    """The engine whose forecast is what a CPU shows, where host memory is all there is."""
+    if engine.device.type != 'cpu' or not engine.config.offload.to_host:
+        return engine
+    return type(engine)(replace(engine.config, offload=OffloadConfig()), engine.device)
 
 
 def state_itemsize(optimizer: Optimizer) -> int:

@@ -4,13 +4,14 @@ from mmzero.config.checkpointing import CheckpointingConfig
 from mmzero.config.loss_scale import LossScale, read_loss_scale
 from mmzero.config.overrides import OverrideConfig
 from mmzero.config.reader import Faults, Reader, read_fields
-from mmzero.config.zero import MeshConfig, PrecisionConfig, ZeroConfig, read_zero_config
+from mmzero.config.zero import MeshConfig, OffloadConfig, PrecisionConfig, ZeroConfig, read_zero_config
 
 __all__ = [
     'CheckpointingConfig',
     'Faults',
     'LossScale',
     'MeshConfig',
+    'OffloadConfig',
     'OverrideConfig',
     'PrecisionConfig',
     'Reader',

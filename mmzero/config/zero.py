@@ -122,7 +122,10 @@ def children_apart(value: Any) -> bool | dict[str, torch.dtype | None]:
 
 @dataclass(frozen=True)
 class OffloadConfig:
-    """What leaves the GPU between its uses. Only None is supported yet.
+    """What leaves the GPU between its uses.
+
+    An optimizer steps where its parameters lie, so that FSDP2 keeps shards, their gradients and the optimizer's state
+    together: either of the two fields moves all three.
 
     Args:
         params (str, optional): Where parameters go: 'cpu' or 'nvme'. Defaults to None: they stay.
@@ -133,6 +136,11 @@ class OffloadConfig:
     params: str | None = option(None, offload_place)
     optimizer: str | None = option(None, offload_place)
     nvme_path: str | None = option(None, optional_path)
+
+    @property
+    def to_host(self) -> bool:
+        """Whether anything goes to host memory."""
+        return 'cpu' in (self.params, self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ class ZeroConfig:
             (:func:`mmzero.policies.build_policy`). None: the whole model is one unit. Defaults to 'AutoPolicy'.
         overrides (tuple[OverrideConfig, ...]): Rules for single units; later entries win, field by field.
         precision (PrecisionConfig): Data types of the units.
-        offload (OffloadConfig): What leaves the GPU between its uses; not supported yet.
+        offload (OffloadConfig): What leaves the GPU between its uses.
         activation_checkpointing (CheckpointingConfig): What is recomputed in backward: a list of names of modules, as
             MMEngine's key of that name, or a dict. Blocks with ``with_cp=True`` are found by themselves.
         separate (bool or dict[str, torch.dtype or None]): Whether each child module with trained parameters is a model
@@ -203,7 +211,7 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     """
     cfg = _as_of_fsdp(cfg, path, faults)
     config = read_fields(ZeroConfig, cfg, path, faults)
-    _refuse_offload(config.offload, f'{path}.offload', faults)
+    _refuse_offload(config.offload, config.stage, f'{path}.offload', faults)
     # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
     if config.stage != cfg.get('stage', config.stage):
         return config
@@ -224,7 +232,7 @@ _OF_FSDP = dict(
     sharding_strategy='say stage=3 for FULL_SHARD, stage=2 for SHARD_GRAD_OP, stage=0 for NO_SHARD, and '
     'mesh=dict(replicate=...) for the hybrid ones',
     mixed_precision="say precision=dict(param_dtype=..., reduce_dtype=...) with optim_wrapper.dtype='bfloat16'",
-    cpu_offload='offloading is not supported yet; remove it',
+    cpu_offload="say offload=dict(params='cpu', optimizer='cpu')",
     use_orig_params='parameters always keep their names and shapes; remove it',
     limit_all_gathers='FSDP2 does so by itself; remove it',
     sync_module_states='every rank gets the values of rank 0; remove it',
@@ -248,13 +256,13 @@ def _as_of_fsdp(cfg: dict, path: str, faults: Faults) -> dict:
     return {'wrap_policy' if key == 'auto_wrap_policy' else key: value for key, value in cfg.items()}
 
 
-def _refuse_offload(offload: OffloadConfig, path: str, faults: Faults) -> None:
+def _refuse_offload(offload: OffloadConfig, stage: int, path: str, faults: Faults) -> None:
     places = {name: getattr(offload, name) for name in ('params', 'optimizer')}
     for name, place in places.items():
         if place == 'nvme':
             faults.add(f'{path}.{name}', "'nvme' needs engine='deepspeed', which is not supported yet; remove it")
-        elif place is not None:
-            faults.add(f'{path}.{name}', f'{place!r} is not supported yet; remove it')
+        elif place is not None and stage == 0:
+            faults.add(f'{path}.{name}', f'got {place!r} at stage=0, which keeps all on the GPU; use stage 1, 2 or 3')
     if 'nvme' in places.values() and offload.nvme_path is None:
         faults.add(f'{path}.nvme_path', "is missing, and 'nvme' needs it; name a folder on the NVMe disk")
     if 'nvme' not in places.values() and offload.nvme_path is not None:

@@ -1,6 +1,6 @@
 """What an engine says beforehand about one optimizer step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,9 @@ class Forecast:
         collectives (dict[str, int]): Number by kind, named as :class:`mmzero.analysis.collectives.Collective` names
             them, of forward, backward and the completion of gradients; clipping by norm and ``broadcast_buffers``
             add their own.
+        host (dict[str, int]): Bytes in host memory by category, where something is offloaded. Defaults to none.
+        to_device (int): Bytes copied from host memory. Defaults to 0.
+        to_host (int): Bytes copied to host memory. Defaults to 0.
     """
 
     memory: dict[str, int]
@@ -29,8 +32,11 @@ class Forecast:
     formula_moved: float
     moved_formula: str
     collectives: dict[str, int]
+    host: dict[str, int] = field(default_factory=dict)
+    to_device: int = 0
+    to_host: int = 0
 
     @property
     def bytes(self) -> int:
-        """Bytes of all categories at the peak."""
+        """Bytes of all categories at the peak, on the device."""
         return sum(self.memory.values())

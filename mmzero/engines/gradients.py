@@ -133,7 +133,7 @@ def _summed(parts: Mapping[str, Sequence[nn.Parameter]], mesh: Any, norm_type: f
     for params in parts.values():
         local = [local_gradient(param) for param in params if _mesh_of(param) == mesh]
         grads = [grad for grad in local if grad is not None and grad.numel()]
-        norm = get_total_norm(grads, norm_type).float() if grads else torch.zeros((), device=device)
+        norm = get_total_norm(grads, norm_type).to(device, torch.float32) if grads else torch.zeros((), device=device)
         sums.append(norm if math.isinf(norm_type) else norm.pow(norm_type))
     stacked = torch.stack(sums)
     if mesh is None:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mmzero._compat import local_tensor
+from mmzero._compat import dtensor_as_it_is, local_tensor
 from mmzero.engines.state import gather_tensors, scatter_tensors
 
 
@@ -51,9 +51,7 @@ class LocalParts:
         like: Any = self._params.get(name)
         if not isinstance(like, DTensor):
             return part
-        return DTensor.from_local(
-            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
+        return dtensor_as_it_is(part, like)
 
 
 def _mirrored(module: nn.Module, made: dict[nn.Module, nn.Module], params: dict[Tensor, nn.Parameter]) -> nn.Module:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from mmzero._compat import local_tensor
 from mmzero.engines.meeting import meet
+from mmzero.engines.on_host import device_of, whole_of
 from mmzero.errors import CheckpointError
 
 ADVICE = (
@@ -34,7 +36,7 @@ def gather(tensor: Tensor) -> Tensor | None:
     Returns:
         Tensor or None: The full tensor on rank 0's CPU; None on other ranks.
     """
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    full = whole_of(tensor) if isinstance(tensor, DTensor) else tensor
     # cpu() of a CPU tensor is the tensor itself, which the next step would change.
     return full.detach().cpu().clone() if dist.get_rank() == 0 else None
 
@@ -47,13 +49,14 @@ def scatter(target: Tensor, full: Tensor | None) -> None:
         full (Tensor, optional): The full tensor on rank 0; ignored on other ranks.
     """
     target = target.detach()
-    device = target.to_local().device if isinstance(target, DTensor) else target.device
+    device = device_of(target.device_mesh) if isinstance(target, DTensor) else target.device
     if dist.get_rank() == 0 and full is not None:
         whole = full.to(device=device, dtype=target.dtype).contiguous()
     else:
         whole = torch.empty(target.shape, dtype=target.dtype, device=device)
     if isinstance(target, DTensor):
-        target.copy_(distribute_tensor(whole, target.device_mesh, target.placements))
+        made = distribute_tensor(whole, target.device_mesh, target.placements)
+        local_tensor(target).copy_(local_tensor(made))
     else:
         dist.broadcast(whole, src=0)
         target.copy_(whole)
@@ -236,7 +239,7 @@ def _scatter_entry(param: Any, entry: _Whole, source: Tensor | None) -> Any:
         # Step counters, factors of a matrix and the like: whole on every rank. torch keeps 0-dim ones on the CPU unless
         # capturable.
         target = torch.zeros(entry.shape, dtype=entry.dtype, device=device if entry.shape else 'cpu')
-    if target.device.type == 'cpu' and dist.get_backend() == 'nccl':
+    if not isinstance(target, DTensor) and target.device.type == 'cpu' and dist.get_backend() == 'nccl':
         box = [source]
         dist.broadcast_object_list(box, src=0)
         return box[0]

@@ -3,7 +3,9 @@
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+
+from mmzero.engines.on_host import cut
 
 
 def accept_whole_tensors(model: nn.Module) -> None:
@@ -37,5 +39,4 @@ class _Cut:
             value = state_dict.get(prefix + name)
             # Of another shape: torch says so.
             if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == shape:
-                whole = value.detach().to(device=device, dtype=dtype)
-                state_dict[prefix + name] = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+                state_dict[prefix + name] = cut(value.detach().to(dtype), mesh, placements, device)

@@ -50,6 +50,7 @@ class PlanReport:
         parts = [*wrap(self.heading), plan_table(self.figures)]
         if self.forecast is not None:
             parts += wrap(f'collectives per optimizer step of {_batches(self.micro_batches)}: {self.collectives}')
+            parts += wrap(self.on_host) if self.forecast.host else []
         for note in self.figures.plan.notes:
             parts += wrap(note)
         return '\n'.join([*parts, *(['', plan_tree(self.figures)] if tree else [])])
@@ -59,6 +60,16 @@ class PlanReport:
         """Their numbers by kind, in words."""
         counts = self.forecast.collectives if self.forecast is not None else {}
         return ', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'none'
+
+    @property
+    def on_host(self) -> str:
+        """What lies in host memory and is copied, in words."""
+        forecast: Any = self.forecast
+        sizes = ', '.join(f'{size / 2**20:,.2f} MiB of {name}' for name, size in forecast.host.items())
+        return (
+            f'in host memory, per rank, with Adam: {sizes}; copied per optimizer step: '
+            f'{forecast.to_device / 2**20:,.2f} MiB to the GPU, {forecast.to_host / 2**20:,.2f} MiB back'
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON.
@@ -80,6 +91,9 @@ class PlanReport:
             peak_gathered_bytes=figures.peak_gathered_bytes,
             collectives=dict(self.forecast.collectives) if self.forecast is not None else None,
             elements_moved=self.forecast.moved if self.forecast is not None else None,
+            host_bytes=dict(self.forecast.host) if self.forecast is not None else None,
+            bytes_to_device=self.forecast.to_device if self.forecast is not None else None,
+            bytes_to_host=self.forecast.to_host if self.forecast is not None else None,
             units=[_group_dict([item.unit.name for item in group], group[0]) for group in alike(figures.units)],
             replicated=[dict(parameters=list(item.params), reason=item.reason) for item in replicated(figures.plan)]
             if gathering.shard > 1

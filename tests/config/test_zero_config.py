@@ -140,7 +140,8 @@ def test_planned_field_is_refused_by_name(cfg, path):
     [
         (dict(), []),
         (dict(params=None), []),
-        (dict(params='cpu'), ["params: 'cpu' is not supported yet; remove it"]),
+        (dict(params='cpu'), []),
+        (dict(params='cpu', optimizer='cpu'), []),
         (dict(optimizer='gpu'), ["optimizer: got 'gpu'; allowed: None, 'cpu', 'nvme'"]),
         (dict(nvme_path='/disk'), ["nvme_path: is for params='nvme' or optimizer='nvme'; remove it"]),
         (dict(nvme_path=3), ["nvme_path: got 3; expected None or a path, such as '/local_nvme'"]),
@@ -156,6 +157,15 @@ def test_planned_field_is_refused_by_name(cfg, path):
 )
 def test_offload_is_read_and_refused(offload, wanted):
     assert faults_of(offload=offload) == [f'{PATH}.offload.{line}' for line in wanted]
+
+
+@pytest.mark.parametrize('name', ['params', 'optimizer'])
+def test_offload_moves_shards_and_state_together(name):
+    assert read(offload={name: 'cpu'}).offload.to_host
+    assert not read(offload={name: None}).offload.to_host
+    assert faults_of(offload={name: 'cpu'}, stage=0) == [
+        f"{PATH}.offload.{name}: got 'cpu' at stage=0, which keeps all on the GPU; use stage 1, 2 or 3"
+    ]
 
 
 @pytest.mark.parametrize(

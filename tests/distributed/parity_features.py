@@ -113,6 +113,7 @@ UNUSED = dict(find_unused_parameters=True)
 WHOLE = dict(overrides=[dict(units='layers.1', shard=False)])
 COLUMNS = dict(overrides=[dict(units='**', shard_dim=1)])
 THIRDS = dict(accumulative_counts=3)
+HOST = dict(offload=dict(params='cpu', optimizer='cpu'))
 FULL = [
     Feature('tied', TinyDecoder, token_batch, 'Layer'),
     Feature('frozen', Frozen, image_batch, 'Layer'),
@@ -123,6 +124,8 @@ FULL = [
     Feature('no_sync', TinyViT, image_batch, 'Layer', dict(no_sync=True), dict(accumulative_counts=3), (3,)),
     Feature('penalty on gradients', Penalised, toy_batch, 'Block', optimizer='sgd'),
     Feature('penalty, three micro-batches', Penalised, toy_batch, 'Block', {}, THIRDS, optimizer='sgd'),
+    Feature('offloaded', Scaled, image_batch, 'Layer', HOST, stages=(1, 2, 3)),
+    Feature('offloaded, three micro-batches', TinyViT, image_batch, 'Layer', HOST, THIRDS, (1, 2, 3)),
     Feature('one unit kept whole', TinyViT, image_batch, 'Layer', WHOLE),
     Feature('sharded along dim 1', TinyViT, image_batch, 'Layer', COLUMNS),
 ]
@@ -135,6 +138,8 @@ HALF = [
     Feature('keep_fp32', TinyViT, image_batch, 'Layer', KEPT, BF16),
     Feature('BatchNorm, bfloat16', Residual, image_batch, 'Stage', precision('bfloat16'), BF16, optimizer='sgd'),
     Feature('tied, bfloat16', TinyDecoder, token_batch, 'Layer', precision('bfloat16'), BF16),
+    Feature('offloaded, bfloat16', TinyViT, image_batch, 'Layer', precision('bfloat16') | HOST, BF16, (1, 2, 3)),
+    Feature('offloaded, float16', TinyViT, image_batch, 'Layer', precision('float16') | HOST, FP16, (1, 2, 3)),
     Feature('no_sync, bfloat16', TinyViT, image_batch, 'Layer', ONCE, THREE, (3,)),
 ]
 

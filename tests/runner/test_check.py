@@ -80,8 +80,8 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             'custom_hooks[0]: EMAHook refuses its arguments',
         ),
         (
-            {'model_wrapper_cfg.offload': dict(params='cpu')},
-            "model_wrapper_cfg.offload.params: 'cpu' is not supported yet",
+            {'model_wrapper_cfg.offload': dict(params='cpu'), 'model_wrapper_cfg.stage': 0},
+            "model_wrapper_cfg.offload.params: got 'cpu' at stage=0",
         ),
         ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
         (dict(default_scope=None), "model.type: no class 'DINO' in the registry 'model'; mmdet has it: set"),

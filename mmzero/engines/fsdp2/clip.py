@@ -1,6 +1,7 @@
 """The gradient norm over shards and whole tensors together."""
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from mmzero.engines.fsdp2.kinds import by_kind
+from mmzero.engines.gradients import norms_by_part
+from mmzero.engines.on_host import device_of, is_on_host
 
 
 def total_norm(params: list[nn.Parameter], norm_type: float = 2.0, foreach: bool | None = None) -> Tensor:
@@ -25,11 +28,14 @@ def total_norm(params: list[nn.Parameter], norm_type: float = 2.0, foreach: bool
     Returns:
         Tensor: The norm, 0-dim, the same on every rank.
     """
-    norms = []
+    norms: list[Tensor] = []
     for group in by_kind(params):
-        grads = [param.grad for param in group if param.grad is not None]
+        grads: list[Any] = [param.grad for param in group if param.grad is not None]
         if math.isinf(norm_type):
             norms.append(_largest(grads))
+            continue
+        if is_on_host(grads[0]):
+            norms.append(norms_by_part(dict(all=group), norm_type, device_of(grads[0].device_mesh))['all'])
             continue
         norm = get_total_norm(grads, norm_type, foreach=foreach)
         # float() of a sharded norm would be this rank's own.
@@ -41,8 +47,10 @@ def _largest(grads: list[Tensor]) -> Tensor:
     """The largest absolute value. torch's own fails on a rank whose shard of a gradient is empty."""
     local = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
     values = [grad.abs().max().float() for grad in local if grad.numel()]
-    largest = torch.stack(values).max() if values else torch.zeros((), device=local[0].device)
+    device = device_of(grads[0].device_mesh) if isinstance(grads[0], DTensor) else grads[0].device
+    largest = torch.stack(values).max().to(device) if values else torch.zeros((), device=device)
     # Whether MAX hands on a NaN is up to the backend.
     pair = torch.stack([largest.nan_to_num(nan=0.0, posinf=math.inf), largest.isnan().float()])
     dist.all_reduce(pair, op=dist.ReduceOp.MAX)
-    return torch.where(pair[1] > 0, torch.full_like(pair[0], math.nan), pair[0])
+    value, has_nan = pair.unbind()
+    return torch.where(has_nan > 0, torch.full_like(value, math.nan), value)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.first_iterations import FirstIterations
 from mmzero.engines.fsdp2.following import Following
 from mmzero.engines.fsdp2.forecast import forecast
+from mmzero.engines.fsdp2.host_step import few_threads, step_on_host
 from mmzero.engines.fsdp2.kinds import by_kind
 from mmzero.engines.fsdp2.methods import check_methods, enter_by_methods
 from mmzero.engines.fsdp2.prefetch import ForwardPrefetch
@@ -46,9 +48,15 @@ from mmzero.engines.materialize import (
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
+from mmzero.engines.process_group import ranks_per_node
 from mmzero.engines.watch import TRAIL
 from mmzero.errors import ConfigError, PlanError
 from mmzero.policies import Gathering, WrapPlan
+
+OFFLOADED = (
+    'offload: shards of parameters, their gradients and optimizer state lie in host memory; an optimizer steps where '
+    'its parameters are, so that the three go together'
+)
 
 
 class FSDP2Engine(ParamGradEngine):
@@ -56,7 +64,8 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def complete_plan(self, model: nn.Module, plan: WrapPlan) -> WrapPlan:
-        return keep_whole(model, keep_fp32(model, plan, self.config))
+        plan = keep_whole(model, keep_fp32(model, plan, self.config))
+        return replace(plan, notes=(*plan.notes, OFFLOADED)) if self.config.offload.to_host else plan
 
     @override
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
@@ -190,6 +199,8 @@ class FSDP2Engine(ParamGradEngine):
     def step_of(self, optimizer: Optimizer) -> Callable[..., Any]:
         view = choose_view(optimizer)
         said = [view.costs] if view.costs else []
+        if self.config.offload.to_host and (slow := few_threads(ranks_per_node() or 1)) is not None:
+            said.append(slow)
         if type(optimizer) not in ELEMENTWISE:
             said.insert(
                 0,
@@ -198,7 +209,8 @@ class FSDP2Engine(ParamGradEngine):
             )
         for text in said if dist.get_rank() == 0 else ():
             print_log(f'optim_wrapper.optimizer: {type(optimizer).__name__} {text}', 'current')
-        return partial(view.step, optimizer)
+        step = partial(view.step, optimizer)
+        return partial(step_on_host, step, optimizer) if self.config.offload.to_host else step
 
     @override
     def kinds(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:

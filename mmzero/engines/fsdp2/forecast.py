@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.replay import Replay
 from mmzero.engines.fsdp2.stages import StageRules
-from mmzero.engines.fsdp2.unit_bytes import UnitLayout
+from mmzero.engines.fsdp2.unit_bytes import UnitLayout, UnitNode
 from mmzero.policies import Unit
 
 
@@ -39,7 +39,9 @@ def forecast(
     # An optimizer's state has the dtype of its parameter.
     state = sum(unit.trained_bytes(layout.shard_size) for unit, layout in layouts) * state_itemsize // 4
     parameters = sum(unit.kept_bytes(layout.shard_size) for unit, layout in layouts)
-    replay = Replay(layouts, rules, dict(parameters=parameters, optimizer=state))
+    host = _on_host(layouts, state_itemsize)
+    device = dict(parameters=parameters - host.get('parameters', 0), optimizer=state - host.get('optimizer', 0))
+    replay = Replay(layouts, rules, device)
     replay.run(micro_batches)
     total, text = _closed(layouts, rules, micro_batches, state_itemsize, replay.alive_bytes())
     times = (2 * micro_batches if rules.reshard_after_forward else 1) + _reductions(rules, micro_batches)
@@ -52,7 +54,33 @@ def forecast(
         formula_moved=times * shared,
         moved_formula=f'{times}a',
         collectives=_collectives(layouts, rules, world_size, micro_batches, find_unused),
+        host=host,
+        to_device=_to_device(layouts, rules, micro_batches),
+        to_host=_reductions(rules, micro_batches) * host.get('gradients', 0),
     )
+
+
+def _on_host(layouts: list[tuple[Unit, UnitLayout]], state_itemsize: int) -> dict[str, int]:
+    """What lies in host memory: all shards, or none; what is whole on every rank stays on the device."""
+    nodes = [UnitNode(unit, layout) for unit, layout in layouts if layout.is_on_host]
+    if not nodes:
+        return {}
+    gradients = sum(node.bytes.sharded for node in nodes)
+    return dict(
+        parameters=sum(node.bytes.kept for node in nodes),
+        gradients=gradients,
+        optimizer=gradients * state_itemsize // 4,
+    )
+
+
+def _to_device(layouts: list[tuple[Unit, UnitLayout]], rules: StageRules, micro_batches: int) -> int:
+    """Bytes of shards that are copied from host memory: once per gathering of what is not on the device in part."""
+    copied = 0
+    for unit, layout, forwards, backwards in _passes(layouts, rules, micro_batches):
+        if layout.is_on_host:
+            again = backwards if layout.backward_size == layout.shard_size else 0
+            copied += (forwards + again) * UnitNode(unit, layout).bytes.kept
+    return copied
 
 
 def _reductions(rules: StageRules, micro_batches: int) -> int:
@@ -74,7 +102,7 @@ def _passes(
         # Autograd does not come to units before the first one that trains; the last of them is prefetched in vain.
         passed = unit not in frozen or unit is max(frozen, key=lambda item: item.places)
         forwards = 1 if rules.keep_gathered else micro_batches
-        yield unit, layout, forwards, forwards * passed if layout.backward_size > 1 else 0
+        yield unit, layout, forwards, forwards * passed if layout.is_gathered_again else 0
 
 
 def _moved(layouts: list[tuple[Unit, UnitLayout]], rules: StageRules, world_size: int, micro_batches: int) -> float:
@@ -129,6 +157,10 @@ def _closed(
     share = sum(unit.numel / layout.shard_size for unit, layout in layouts)
     gathered = sum(unit.gathered_bytes(layout.itemsize) for unit, layout in layouts)
     width = f'{gathered / a:.3g}a'
+    if any(layout.is_on_host for _, layout in layouts):
+        waiting = 0 if micro_batches == 1 or rules.sync_every_micro_step else 4 * a
+        own, text = (alive_bytes, 'the units alive at once') if rules.reshard_after_forward else (gathered, width)
+        return own + waiting, text + (' + 4a' if waiting else '')
     if rules.reshard_after_forward:
         text = f'{lasting + 4}a/N + the units alive at once'
         if micro_batches == 1 or rules.sync_every_micro_step:

@@ -81,12 +81,25 @@ class Replay:
             return
         node.is_fetched = True
         cast = node.resharded if node.is_cast else node.bytes.cast
-        self._take('in flight', cast)
+        copied = self._copied(node)
+        # A copy of what is cast goes as soon as its cast is there.
+        self._take('in flight', cast + copied)
+        self._take('in flight', -copied if node.is_cast else 0)
         self._take('in flight', node.flat)
-        self._take('in flight', -cast)
+        self._take('in flight', -cast - (0 if node.is_cast else copied))
+
+    def _copied(self, node: UnitNode) -> int:
+        """Bytes of shards that are copied from host memory for an all-gather, and are there at once."""
+        if not node.layout.is_on_host or node.layout.shard_size == 1 or node.resharded:
+            return 0
+        return node.bytes.largest if node.is_cast else node.bytes.kept
 
     def _copy_out(self, node: UnitNode) -> None:
+        # Without other ranks shards are copied one by one.
+        alone = node.bytes.largest if node.layout.is_on_host and node.layout.shard_size == 1 else 0
         self._take('gathered', node.bytes.gathered + node.rearranged)
+        self._take('in flight', alone)
+        self._take('in flight', -alone)
         self._take('gathered', -node.rearranged)
 
     def _free(self, node: UnitNode) -> None:
@@ -162,11 +175,15 @@ class Replay:
 
     def _reduce(self, node: UnitNode) -> None:
         output, sharded = node.bytes.output, node.bytes.sharded
-        becomes_gradient = output == sharded and not node.has_sharded_gradients
+        stays = not node.layout.is_on_host
+        becomes_gradient = stays and output == sharded and not node.has_sharded_gradients
         self._take('in flight', output)
         if output != sharded:
             self._take('in flight', sharded)
-        if not node.has_sharded_gradients:
+        if node.layout.is_on_host:
+            # Copied to host memory.
+            self._take('in flight', -sharded if output != sharded else 0)
+        elif not node.has_sharded_gradients:
             node.has_sharded_gradients = True
             self._take('in flight', -sharded)
             self._take('gradients', sharded)

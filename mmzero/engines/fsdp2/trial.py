@@ -28,7 +28,8 @@ from torch.optim import Optimizer
 
 from mmzero.engines.closure import NO_CLOSURE, needs_closure
 from mmzero.engines.fsdp2.kinds import kind_of
-from mmzero.engines.fsdp2.views import Held, OneByOne, Shards, View, part_of
+from mmzero.engines.fsdp2.views import Held, OneByOne, Shards, View
+from mmzero.engines.on_host import is_on_host, part_of
 from mmzero.errors import ConfigError
 
 ELEMENTWISE = frozenset(
@@ -94,13 +95,20 @@ def choose_view(optimizer: Optimizer) -> View:
     except Exception as error:
         raise ConfigError([_fails_anyway(optimizer, error)]) from error
     said = []
-    for view in (Held(), Shards(sharded.device_mesh), OneByOne()):
+    for view in _views_of(sharded):
         with torch.random.fork_rng([sharded.device] if sharded.device.type == 'cuda' else []):
             fault = trial.fault(view, wanted)
         if fault is None:
             return view
         said.append(f'{view.name}: {fault}')
     raise ConfigError([_refusal(optimizer, said)])
+
+
+def _views_of(sharded: DTensor) -> list[View]:
+    """The views that serve shards where they lie: DTensors in host memory cannot communicate."""
+    if is_on_host(sharded):
+        return [Held(), OneByOne()]
+    return [Held(), Shards(sharded.device_mesh), OneByOne()]
 
 
 class Trial:

@@ -15,6 +15,8 @@ class UnitBytes:
         reduced (int): The input of its reduce-scatter, padded.
         output (int): The output of its reduce-scatter.
         sharded (int): Its sharded gradients: the output, or a copy of it in the dtype of the parameters.
+        kept (int): Its shards as they are stored.
+        largest (int): The largest of them.
     """
 
     gathered: int
@@ -22,6 +24,8 @@ class UnitBytes:
     reduced: int
     output: int
     sharded: int
+    kept: int
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class UnitLayout:
         reduce_itemsize (int, optional): Bytes per reduced element; None: as gathered.
         reshard_after_forward (bool or int): What becomes of its gathered parameters after forward.
         is_replicated (bool): Whether several ranks keep the same shard of it.
+        is_on_host (bool): Whether shards lie in host memory. Defaults to False.
     """
 
     shard_size: int
@@ -41,6 +46,7 @@ class UnitLayout:
     reduce_itemsize: int | None
     reshard_after_forward: bool | int
     is_replicated: bool
+    is_on_host: bool = False
 
     @property
     def backward_size(self) -> int:
@@ -48,6 +54,11 @@ class UnitLayout:
         if isinstance(self.reshard_after_forward, bool):
             return self.shard_size if self.reshard_after_forward else 1
         return self.reshard_after_forward
+
+    @property
+    def is_gathered_again(self) -> bool:
+        """Whether backward gathers what forward has freed."""
+        return self.reshard_after_forward is not False and (self.backward_size > 1 or self.shard_size == 1)
 
 
 class UnitNode:
@@ -73,6 +84,8 @@ class UnitNode:
             reduced=trained * shard_size * self.reduce_itemsize,
             output=trained * self.reduce_itemsize,
             sharded=sum(n * size for n, size, train in zip(kept, unit.itemsizes, unit.trainable, strict=True) if train),
+            kept=sum(stored := [n * size for n, size in zip(kept, unit.itemsizes, strict=True)]),
+            largest=max(stored, default=0),
         )
         self.flat = self.bytes.gathered if shard_size > 1 else 0
         across = self._split_across()

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from mmzero._compat import shared_post_forward_meshes
@@ -83,6 +83,7 @@ def unit_layouts(plan: WrapPlan, config: ZeroConfig, world_size: int) -> list[tu
                 reduce_itemsize=reduce_dtype.itemsize if reduce_dtype else None,
                 reshard_after_forward=reshards_after_forward(unit, config),
                 is_replicated=unit.ranks(shard_size) < world_size,
+                is_on_host=config.offload.to_host,
             ),
         )
         for unit in plan.units
@@ -118,6 +119,7 @@ class UnitSharding:
                 reshard_after_forward=reshards_after_forward(unit, self.config),
                 shard_placement_fn=_placement(unit.rules.shard_dim, unit.ranks(self.mesh.size(-1))),
                 mp_policy=self._precision(unit),
+                offload_policy=self._offloading(),
                 ignored_params=ignored,
             )
 
@@ -137,6 +139,12 @@ class UnitSharding:
             # their precision.
             cast_forward_inputs=False if casts is None else casts,
         )
+
+    def _offloading(self) -> OffloadPolicy:
+        if not self.config.offload.to_host:
+            return OffloadPolicy()
+        # Pinning is for copies to a GPU, and fails without one.
+        return CPUOffloadPolicy(pin_memory=self.device.type != 'cpu')
 
 
 def _mesh(device: torch.device, replicate: int, shard: int) -> DeviceMesh:

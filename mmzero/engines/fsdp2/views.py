@@ -24,12 +24,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from mmzero._compat import local_tensor
+from mmzero._compat import dtensor_as_it_is, local_tensor
+from mmzero.engines.on_host import device_of, part_of, whole_of
 
 
 class View(ABC):
@@ -179,9 +180,7 @@ class Held(View):
     def hide(self, value: Tensor, param: nn.Parameter) -> Tensor:
         if not isinstance(param, DTensor) or not _is_plain(value) or value.shape != param.to_local().shape:
             return value
-        mesh, placements = param.device_mesh, param.placements
-        shape, stride = param.shape, param.stride()
-        return DTensor.from_local(value, mesh, placements, run_check=False, shape=shape, stride=stride)
+        return dtensor_as_it_is(value, param)
 
 
 class Shards(View):
@@ -283,7 +282,10 @@ class OneByOne(View):
 
     @override
     def show(self, tensor: Tensor, param: nn.Parameter) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if isinstance(tensor, DTensor):
+            return whole_of(tensor)
+        # State that is whole was loaded to where its parameter lies. Counters of steps stay on the CPU.
+        return tensor.to(device_of(param.device_mesh)) if isinstance(param, DTensor) and tensor.dim() else tensor
 
     @override
     def hide(self, value: Tensor, param: nn.Parameter) -> Tensor:
@@ -295,20 +297,6 @@ class OneByOne(View):
     def _take_back(self, param: nn.Parameter, twin: nn.Parameter) -> None:
         if isinstance(param, DTensor):
             param.to_local().copy_(part_of(twin.detach(), param).to_local())
-
-
-def part_of(whole: Tensor, like: Any, placements: Any = None) -> Any:
-    """Shard a tensor that every rank holds whole as another one is. No communication.
-
-    Args:
-        whole (Tensor): The same on every rank.
-        like (DTensor): Says how, and on which mesh.
-        placements (Sequence[Placement], optional): Other ones. Defaults to None: those of ``like``.
-
-    Returns:
-        DTensor: The shard, in memory of its own.
-    """
-    return distribute_tensor(whole, like.device_mesh, placements or like.placements, src_data_rank=None).clone()
 
 
 def _is_plain(value: Tensor) -> bool:

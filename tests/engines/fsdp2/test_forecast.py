@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmzero.config import MeshConfig, OverrideConfig, PrecisionConfig, ZeroConfig
+from mmzero.config import MeshConfig, OffloadConfig, OverrideConfig, PrecisionConfig, ZeroConfig
 from mmzero.engines import Forecast, build_engine
 from mmzero.policies import ModuleClassPolicy, WrapPlan, apply_overrides, make_plan, resolve_rules
 
@@ -113,6 +113,47 @@ def test_closed_formulas(stage: int, micro_batches: int, text: str) -> None:
     assert found.formula == text
     # They know no units, of which one is a fifth of this model.
     assert found.bytes == pytest.approx(found.formula_bytes, rel=0.25)
+
+
+HOST = OffloadConfig(params='cpu', optimizer='cpu')
+
+
+@pytest.mark.parametrize('stage, copied', [(1, 1), (2, 1), (3, 4)])
+def test_what_is_offloaded_is_in_host_memory(stage: int, copied: int) -> None:
+    found, usual = step(stage, 4, 2, offload=HOST), step(stage, 4, 2)
+    assert found.host == dict(parameters=4 * ALL / 4, gradients=4 * ALL / 4, optimizer=8 * ALL / 4)
+    assert found.memory['parameters'] == found.memory['optimizer'] == 0
+    # Gathered in forward and in backward of each micro-batch, or once for all of them.
+    assert found.to_device == copied * 4 * ALL / 4
+    assert found.to_host == (1 if stage == 1 else 2) * 4 * ALL / 4
+    assert (found.moved, found.collectives) == (usual.moved, usual.collectives)
+    assert not usual.host and not usual.to_device and not usual.to_host
+
+
+def test_gradients_do_not_stay_on_the_device() -> None:
+    # As without offload, but for what was sharded by then. The copy of a shard that is gathered has gone.
+    assert step(3, 2, 1, offload=HOST).memory == {
+        'parameters': 0,
+        'optimizer': 0,
+        'gathered': 4 * ROOT + 4 * UNIT,
+        'gradients': 4 * UNIT,
+        'in flight': 4 * UNIT + 4 * UNIT,
+    }
+    # One rank alone gathers nothing, and copies what it needs again in backward.
+    assert step(3, 1, 1, offload=HOST).to_device == 2 * 4 * ALL
+
+
+@pytest.mark.parametrize(
+    'stage, micro_batches, text',
+    [(1, 1, '2a'), (2, 2, '2a'), (1, 2, '2a + 4a'), (3, 2, 'the units alive at once')],
+)
+def test_closed_formulas_of_offload(stage: int, micro_batches: int, text: str) -> None:
+    model = Chain()
+    del model.own
+    found = step(stage, 4, micro_batches, torch.bfloat16, plan_of(model), offload=HOST)
+    assert found.formula == text
+    # Beside it: a unit whose gradients are reduced.
+    assert 0 <= found.bytes - found.formula_bytes <= 2 * 4 * UNIT
 
 
 def ruled(ranks: int, **rules) -> WrapPlan:
