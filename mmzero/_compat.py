@@ -406,6 +406,40 @@ def shared_post_forward_meshes() -> Iterator[None]:
         _fully_shard._get_post_forward_mesh_info = make
 
 
+@functools.cache
+def dcp_pickle_globals() -> dict[tuple[str, str], Any]:
+    """What the ``.metadata`` of a DCP checkpoint may name: records of names, shapes, dtypes and places in files.
+
+    Remove once torch reads it without unpickling.
+
+    Returns:
+        dict[tuple[str, str], Any]: Module and name to the class or function.
+    """
+    metadata, storage = 'torch.distributed.checkpoint.metadata', 'torch.distributed.checkpoint.filesystem'
+    names = dict.fromkeys(
+        (
+            'BytesStorageMetadata',
+            'ChunkStorageMetadata',
+            'Metadata',
+            'MetadataIndex',
+            'StorageMeta',
+            'TensorProperties',
+            'TensorStorageMetadata',
+            '_MEM_FORMAT_ENCODING',
+        ),
+        metadata,
+    )
+    names |= dict(_StorageInfo=storage, Size='torch', PosixPath='pathlib', WindowsPath='pathlib')
+    names |= dict(get_layout='torch.serialization', _get_layout='torch.serialization')
+    found = {}
+    for name, module in names.items():
+        value = getattr(importlib.import_module(module), name, None)
+        if value is not None:
+            found[module, name] = value
+    dtypes = [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]
+    return found | {('torch', name): getattr(torch, name) for name in dtypes}
+
+
 def numpy_pickle_globals() -> tuple:
     """Functions and dtype classes by which numpy arrays and numbers are unpickled.
 

@@ -1,4 +1,4 @@
-"""Checkpoints: one full ``.pth`` in the OpenMMLab layout, written and read without pickled objects."""
+"""Checkpoints, without pickled objects: one full ``.pth`` in the OpenMMLab layout, or a folder of shards."""
 
 from mmzero.checkpoint.load import fitting_state, load_into_real
 from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, matching_names
@@ -6,23 +6,43 @@ from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
 from mmzero.checkpoint.read import placeholders, read_checkpoint, safe_loading
+from mmzero.checkpoint.sharded import (
+    SavedTensor,
+    check_files,
+    is_sharded,
+    load_rest,
+    load_saved,
+    newest_complete,
+    save_sharded,
+    state_of,
+    tensors_in,
+)
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
+    'SavedTensor',
+    'check_files',
     'clean_name',
     'clean_names',
     'fitting_names',
     'fitting_state',
     'gather_random_states',
+    'is_sharded',
     'load_into_real',
+    'load_rest',
+    'load_saved',
     'matching_names',
     'message_hub_state',
+    'newest_complete',
     'placeholders',
     'plain',
     'pretrained_loading',
     'random_state',
     'read_checkpoint',
     'safe_loading',
+    'save_sharded',
     'set_random_state',
+    'state_of',
+    'tensors_in',
     'write_checkpoint',
 ]

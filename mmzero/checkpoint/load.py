@@ -3,14 +3,16 @@
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mmengine.logging import print_log
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
-from torch import Tensor, nn
+from torch import nn
 
 from mmzero.checkpoint.names import clean_names, fitting_names
 from mmzero.errors import CheckpointError
+
+T = TypeVar('T')
 
 
 def load_into_real(
@@ -32,11 +34,11 @@ def load_into_real(
 
 def fitting_state(
     wanted: dict[str, Any],
-    saved: dict[str, Tensor],
+    saved: dict[str, T],
     filename: str,
     strict: bool,
     revise_keys: Sequence[tuple[str, str]],
-) -> dict[str, Tensor]:
+) -> dict[str, T]:
     """Choose what of a checkpoint goes into the shards; rank 0's work, without communication."""
     state = clean_names(_revised(saved, revise_keys), wanted)
     fitting = fitting_names(state, wanted, filename)
@@ -52,7 +54,7 @@ def fitting_state(
     return {name: state[name] for name in fitting}
 
 
-def _revised(state: dict[str, Tensor], revise_keys: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+def _revised(state: dict[str, T], revise_keys: Sequence[tuple[str, str]]) -> dict[str, T]:
     for pattern, replacement in revise_keys:
         state = {re.sub(pattern, replacement, name): value for name, value in state.items()}
     return state

@@ -1,5 +1,6 @@
 """The fields of ``model_wrapper_cfg``: frozen dataclasses, and the reader that lists every fault at once."""
 
+from mmzero.config.checkpoint import CheckpointConfig, read_checkpoint_config
 from mmzero.config.checkpointing import CheckpointingConfig
 from mmzero.config.loss_scale import LossScale, read_loss_scale
 from mmzero.config.overrides import OverrideConfig
@@ -7,6 +8,7 @@ from mmzero.config.reader import Faults, Reader, read_fields
 from mmzero.config.zero import MeshConfig, OffloadConfig, PrecisionConfig, ZeroConfig, read_zero_config
 
 __all__ = [
+    'CheckpointConfig',
     'CheckpointingConfig',
     'Faults',
     'LossScale',
@@ -16,6 +18,7 @@ __all__ = [
     'PrecisionConfig',
     'Reader',
     'ZeroConfig',
+    'read_checkpoint_config',
     'read_fields',
     'read_loss_scale',
     'read_zero_config',

@@ -9,7 +9,7 @@ from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.options import Clip, StepOptions, StepOutcome
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
-from mmzero.engines.rank0 import on_rank0
+from mmzero.engines.rank0 import on_rank0, together
 from mmzero.engines.shares import engine_for
 from mmzero.engines.units import plan_units
 from mmzero.engines.whole_weights import accept_whole_tensors
@@ -34,5 +34,6 @@ __all__ = [
     'on_rank0',
     'plan_units',
     'started',
+    'together',
     'world_size_of',
 ]

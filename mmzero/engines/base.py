@@ -33,8 +33,9 @@ Per optimizer step, after the last micro-batch:
 In val and test: ``following_forwards`` around a loop of which ranks may have different numbers of forwards; where an
 engine's forwards communicate, a rank that has no more takes part in those of others.
 
-Between steps, collective: ``model_state``, ``optimizer_state`` and their ``load_`` counterparts. The next step starts
-from what was loaded. ``scaler_state`` is the same on every rank and needs no collective.
+Between steps, collective: ``model_state``, ``optimizer_state`` and their ``load_`` counterparts, and by shards
+``sharded_state``, ``optimizer_shards`` and its counterpart. The next step starts from what was loaded.
+``scaler_state`` is the same on every rank and needs no collective.
 """
 
 from abc import ABC, abstractmethod
@@ -52,6 +53,7 @@ from mmzero.engines.anomalies import Anomalies
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.loops import Loop
 from mmzero.engines.options import Clip, StepOptions, StepOutcome
+from mmzero.engines.shard_state import LoadShards, load_optimizer_shards, optimizer_shards
 from mmzero.engines.state import (
     gather_optimizer,
     gather_tensors,
@@ -365,6 +367,28 @@ class Engine(ABC):
         assert_bound(self)
         names = group_names(self.optimizer, self.named_params())  # type: ignore[arg-type]
         scatter_optimizer(self.optimizer, state, names)  # type: ignore[arg-type]
+
+    def optimizer_shards(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Take the optimizer's state apart, for a checkpoint of which each rank writes its shards. Collective.
+
+        Returns:
+            tuple[dict[str, Tensor], dict]: As :func:`mmzero.engines.shard_state.optimizer_shards`.
+        """
+        assert_bound(self)
+        return optimizer_shards(self.optimizer, self.named_params())  # type: ignore[arg-type]
+
+    def load_optimizer_shards(self, rest: dict[str, Any], load: LoadShards) -> None:
+        """Put the optimizer's state together again. Collective.
+
+        Args:
+            rest (dict): As :meth:`optimizer_shards` gave it, the same on every rank.
+            load (LoadShards): Reads shards by name.
+
+        Raises:
+            CheckpointError: On every rank, if the groups are not those of this run.
+        """
+        assert_bound(self)
+        load_optimizer_shards(self.optimizer, self.named_params(), rest, load)  # type: ignore[arg-type]
 
     def scaler_state(self) -> dict[str, Any]:
         """The state of the loss scale.

@@ -36,7 +36,7 @@ class LocalParts:
         Returns:
             dict[str, Tensor]: Whole CPU tensors on rank 0; empty on other ranks.
         """
-        return gather_tensors({name: self._sharded(name, part) for name, part in state.items()})
+        return gather_tensors(self.sharded(state))
 
     def scatter(self, state: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
         """Fill those tensors laid out as the mirror's that rank 0 has whole. Collective.
@@ -45,7 +45,18 @@ class LocalParts:
             state (dict[str, Tensor]): This rank's parts, the same names on every rank; changed in place.
             whole (dict[str, Tensor]): Whole tensors on rank 0; ignored on other ranks.
         """
-        scatter_tensors({name: self._sharded(name, part) for name, part in state.items()}, whole)
+        scatter_tensors(self.sharded(state), whole)
+
+    def sharded(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Make shards of tensors laid out as the mirror's, of the same memory. No communication.
+
+        Args:
+            state (dict[str, Tensor]): This rank's parts by the names of the mirror's state dict.
+
+        Returns:
+            dict[str, Tensor]: A DTensor where the model's parameter is one.
+        """
+        return {name: self._sharded(name, part) for name, part in state.items()}
 
     def _sharded(self, name: str, part: Tensor) -> Tensor:
         like: Any = self._params.get(name)

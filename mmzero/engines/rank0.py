@@ -1,4 +1,4 @@
-"""Work that one rank does for all, with its failure raised on all."""
+"""Work that one rank does for all, or each for itself, with a failure raised on all."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,14 +23,8 @@ def on_rank0(work: Callable[[], T]) -> T | None:
         Exception: Rank 0's own error on rank 0, and on the other ranks the same if users can mend it, else a
             RuntimeError that names it; so that no rank waits for one that has gone.
     """
-    result, error = None, None
-    if dist.get_rank() == 0:
-        try:
-            result = work()
-        except Exception as caught:
-            error = caught
-    summary = error if isinstance(error, ZeroError) else None if error is None else f'{type(error).__name__}: {error}'
-    box = [summary]
+    result, error = _tried(work) if dist.get_rank() == 0 else (None, None)
+    box = [_summary(error)]
     dist.broadcast_object_list(box, src=0)
     if error is not None:
         raise error
@@ -39,3 +33,40 @@ def on_rank0(work: Callable[[], T]) -> T | None:
     if box[0] is not None:
         raise RuntimeError(f'rank 0 failed with {box[0]}')
     return result
+
+
+def together(work: Callable[[], T]) -> T:
+    """Run something on every rank, and go on only where all have done it. Collective.
+
+    Args:
+        work (Callable[[], T]): What to run; it must not communicate.
+
+    Returns:
+        T: This rank's result.
+
+    Raises:
+        Exception: On a rank that failed its own error, and on the others that of the first that did: the same if users
+            can mend it, else a RuntimeError that names it.
+    """
+    result, error = _tried(work)
+    summaries: list = [None] * dist.get_world_size()
+    dist.all_gather_object(summaries, _summary(error))
+    if error is not None:
+        raise error
+    for rank, summary in enumerate(summaries):
+        if isinstance(summary, ZeroError):
+            raise summary
+        if summary is not None:
+            raise RuntimeError(f'rank {rank} failed with {summary}')
+    return result  # type: ignore[return-value]
+
+
+def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
+
+
+def _summary(error: Exception | None) -> ZeroError | str | None:
+    return error if isinstance(error, ZeroError) or error is None else f'{type(error).__name__}: {error}'

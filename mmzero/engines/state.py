@@ -111,21 +111,27 @@ def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """
     meet("gather the optimizer's state")
     packed = optimizer.state_dict()
-    shards = _shards_everywhere(packed['state'])
+    shards = shards_everywhere(packed['state'])
     # What else some optimizers save comes along.
     full = dict(packed, state={}, param_groups=[_gather_nested(group) for group in packed['param_groups']])
     for index in sorted(packed['state'], key=_by_index):
         full['state'][index] = {
-            name: _gather_nested(value if (index, name) in shards else _own_part(value))
+            name: _gather_nested(value if (index, name) in shards else own_part(value))
             for name, value in packed['state'][index].items()
         }
     return full if dist.get_rank() == 0 else {}
 
 
-def _shards_everywhere(state: dict[Any, dict[str, Any]]) -> set[tuple[Any, str]]:
+def shards_everywhere(state: dict[Any, dict[str, Any]]) -> set[tuple[Any, str]]:
     """Entries of the state that are shards on all ranks, so that gathering them is collective.
 
     Where a weight has fewer rows than there are ranks, a counter of one element has the shape of some ranks' shards.
+
+    Args:
+        state (dict): An optimizer's packed state.
+
+    Returns:
+        set[tuple]: Pairs of a parameter's index and an entry's name, the same on every rank.
 
     Raises:
         CheckpointError: On every rank, if not all of them hold the same entries.
@@ -146,7 +152,15 @@ def _shards_everywhere(state: dict[Any, dict[str, Any]]) -> set[tuple[Any, str]]
     return {name for name in names if all(theirs[name] for theirs in everyones)}
 
 
-def _own_part(value: Any) -> Any:
+def own_part(value: Any) -> Any:
+    """This rank's part of what is a shard.
+
+    Args:
+        value (Any): A shard, or anything else.
+
+    Returns:
+        Any: A plain tensor, or the value itself.
+    """
     return value.to_local() if isinstance(value, DTensor) else value
 
 
@@ -179,7 +193,7 @@ def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any], names: list[li
     dist.broadcast_object_list(box, src=0)
     described: dict[str, Any] = box[0]  # type: ignore[assignment]
     groups = described['param_groups']
-    _check_groups(optimizer, groups)
+    check_groups(optimizer, groups)
     check_names(described.pop('param_names', names), names)
     params = [param for group in optimizer.param_groups for param in group['params']]
     _check_shapes(params, described['state'])
@@ -190,12 +204,20 @@ def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any], names: list[li
         for name, entry in entries.items():
             source = full['state'][index][name] if dist.get_rank() == 0 else None
             state[index][name] = _scatter_entry(own, entry, source) if isinstance(entry, _Whole) else entry
-    groups = [_on_devices_of(group, own) for group, own in zip(groups, optimizer.param_groups, strict=True)]
-    _load(optimizer, dict(described, state=state, param_groups=groups))
+    groups = [on_devices_of(group, own) for group, own in zip(groups, optimizer.param_groups, strict=True)]
+    load_packed(optimizer, dict(described, state=state, param_groups=groups))
 
 
-def _load(optimizer: Optimizer, packed: dict[str, Any]) -> None:
-    """Load what is there on this rank, and refuse what another optimizer has saved."""
+def load_packed(optimizer: Optimizer, packed: dict[str, Any]) -> None:
+    """Load what is there on this rank, and refuse what another optimizer has saved.
+
+    Args:
+        optimizer (Optimizer): This run's; changed in place.
+        packed (dict): As ``Optimizer.load_state_dict`` takes it, with shards where parameters are.
+
+    Raises:
+        CheckpointError: If groups lack what this optimizer needs.
+    """
     # torch adds to the defaults when it loads.
     wanted = [key for key in optimizer.defaults if all(key in group for group in optimizer.param_groups)]
     try:
@@ -247,15 +269,32 @@ def _scatter_entry(param: Any, entry: _Whole, source: Tensor | None) -> Any:
     return target
 
 
-def _on_devices_of(group: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Put tensors of a saved group, such as lr, where those of this run's group are."""
+def on_devices_of(group: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Put tensors of a saved group, such as lr, where those of this run's group are.
+
+    Args:
+        group (dict): The saved group.
+        own (dict): This run's.
+
+    Returns:
+        dict: The saved group, with tensors on the devices of this run's.
+    """
     return {
         key: value.to(own[key].device) if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) else value
         for key, value in group.items()
     }
 
 
-def _check_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+def check_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Refuse a checkpoint with other numbers of groups or of parameters.
+
+    Args:
+        optimizer (Optimizer): This run's.
+        groups (list[dict]): Those that were saved.
+
+    Raises:
+        CheckpointError: If they differ, with the first that does.
+    """
     have = [len(group['params']) for group in optimizer.param_groups]
     saved = [len(group['params']) for group in groups]
     if have != saved:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from mmengine.hooks import EMAHook
 from mmengine.logging import print_log
 from mmengine.registry import MODELS
-from torch import Tensor
 
+from mmzero.checkpoint import SavedTensor, load_saved
 from mmzero.engines import LocalParts
 from mmzero.wrappers import ZeroModelWrapper
 
@@ -24,7 +24,7 @@ class ShardedEMA(EMAHook):
 
     _wrapper: ZeroModelWrapper | None = None
     _resumed: dict[str, Any] | None = None
-    _gathered: dict[str, Tensor] | None = None
+    _gathered: dict[str, Any] | None = None
 
     def before_run(self, runner) -> None:  # type: ignore # noqa: D102
         self._wrapper = wrapper = runner.sharded
@@ -51,7 +51,12 @@ class ShardedEMA(EMAHook):
         dist.broadcast_object_list(names, src=0)
         targets = self.ema_model.module.state_dict()
         self._tell_of_others(targets.keys() - set(names[0]), set(names[0]) - targets.keys())
-        self.parts.scatter(targets, whole)
+        saved = {name: value for name, value in whole.items() if isinstance(value, SavedTensor)}
+        if saved:
+            own = self.parts.sharded({name: target for name, target in targets.items() if name in saved})
+            load_saved([(saved[name], target) for name, target in own.items()])
+        else:
+            self.parts.scatter(targets, whole)
 
     def _tell_of_others(self, missing: set[str], left: set[str]) -> None:
         if not missing and not left:
@@ -74,15 +79,23 @@ class ShardedEMA(EMAHook):
         whole = self.parts.gather(parts)
         self._gathered = {'steps': state['steps'].cpu(), **{f'module.{name}': value for name, value in whole.items()}}
 
+    def share(self) -> None:
+        """Have the averaged weights for a checkpoint into which every rank writes its own part."""
+        shards = self.parts.sharded(self.ema_model.module.state_dict())
+        steps = int(self.ema_model.steps)
+        self._gathered = {'steps': steps, **{f'module.{name}': value for name, value in shards.items()}}
+
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:  # type: ignore # noqa: D102
         checkpoint['ema_state_dict'], self._gathered = self._gathered, None
         self._swap_ema_state_dict(checkpoint)
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:  # type: ignore # noqa: D102
-        # The model is not sharded yet; what is not resumed starts as a copy of the weights that were loaded.
-        if not runner._resume:
+        # What is not resumed starts as a copy of the weights that are loaded. A whole file is, before the model is
+        # sharded and the mirror made; shards are afterwards.
+        if not runner._resume or 'ema_state_dict' not in checkpoint:
             if self._wrapper is not None:
                 self._fill_weights(checkpoint['state_dict'])
+        if not runner._resume:
             return
         if 'ema_state_dict' not in checkpoint:
             print_log(
@@ -92,7 +105,10 @@ class ShardedEMA(EMAHook):
             )
             return
         self._swap_ema_state_dict(checkpoint)
-        self._resumed = checkpoint['ema_state_dict']
+        if self._wrapper is None:
+            self._resumed = checkpoint['ema_state_dict']
+        else:
+            self._fill(checkpoint['ema_state_dict'])
 
 
 def over_shards(hook: EMAHook) -> ShardedEMA:

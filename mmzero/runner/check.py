@@ -87,7 +87,7 @@ def _check_ranks(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
 
 def _check_files(cfg: dict, faults: Faults) -> None:
     load_from = cfg.get('load_from')
-    if isinstance(load_from, str) and '://' not in load_from and not os.path.isfile(load_from):
+    if isinstance(load_from, str) and '://' not in load_from and not os.path.exists(load_from):
         origin = ', from which --resume or resume=True should go on' if cfg.get('resume') else ''
         faults.add('load_from', f'no checkpoint at {load_from}{origin}')
     # A checkpoint without resume may be there to be tested alone, without the training data.

@@ -1,5 +1,6 @@
 """How ZeroRunner saves and loads: collectively, at every stage."""
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,23 +9,31 @@ import mmengine
 import torch.distributed as dist
 from mmengine.fileio import join_path
 from mmengine.model import BaseTTAModel
-from mmengine.runner import Runner
+from mmengine.runner import Runner, find_latest_checkpoint
 from mmengine.utils import get_git_hash
-from torch import nn
+from torch import Tensor, nn
 
 from mmzero.checkpoint import (
+    check_files,
     clean_name,
     fitting_state,
     gather_random_states,
+    is_sharded,
     load_into_real,
+    load_rest,
+    load_saved,
+    newest_complete,
     placeholders,
     plain,
     random_state,
     read_checkpoint,
+    save_sharded,
+    tensors_in,
     write_checkpoint,
 )
 from mmzero.engines import meet, on_rank0
 from mmzero.hooks import RandomStateHook, ShardedEMA
+from mmzero.runner.shards import join, optimizer_parts, split
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
 from mmzero.wrappers.several import each
@@ -35,6 +44,7 @@ class CheckpointMixin(Runner):
 
     model: Any
     _read: tuple[str, dict] | None
+    saves_shards: bool
     _wrapper: ZeroModelWrapper | None
     _resume: bool
     _has_loaded: bool
@@ -52,13 +62,14 @@ class CheckpointMixin(Runner):
         by_epoch: bool = True,
         backend_args: dict | None = None,
     ) -> None:
-        """Save one full ``.pth`` in the OpenMMLab layout. Collective: call it on every rank.
+        """Save a checkpoint. Collective: call it on every rank.
 
-        Tensors are gathered one at a time and kept on rank 0's CPU.
+        By ``checkpoint.format`` one full ``.pth`` in the OpenMMLab layout, for which tensors are gathered one at a time
+        and kept on rank 0's CPU; or a folder into which every rank writes its shards.
 
         Args:
             out_dir (str): Folder.
-            filename (str): Name of the file.
+            filename (str): Name of the file, or of the folder.
             file_client_args (dict, optional): As Runner's, deprecated there: use ``backend_args``.
             save_optimizer (bool): Save the optimizer's state. Defaults to True.
             save_param_scheduler (bool): Save the schedulers' states. Defaults to True.
@@ -67,16 +78,20 @@ class CheckpointMixin(Runner):
             backend_args (dict, optional): As MMEngine's file backends. Defaults to None.
 
         Raises:
-            CheckpointError: On every rank, if rank 0 could not write it.
+            CheckpointError: On every rank, if it could not be written.
         """
         checkpoint: dict[str, Any] = dict(meta=self._meta(meta or {}, by_epoch))
         if not isinstance(self.model, ZeroModelWrapper):
             raise RuntimeError('save_checkpoint: the model is not sharded yet; call train() first')
-        state = self.model.engine.model_state()
+        engine = self.model.engine
+        shards: dict[str, Tensor] = {}
+        state = engine.sharded_state() if self.saves_shards else engine.model_state()
         # A compiled part of the model has a prefix of its own.
         checkpoint['state_dict'] = {clean_name(name): value for name, value in state.items()}
         checkpoint['message_hub'] = self.message_hub.state_dict()
-        if save_optimizer:
+        if save_optimizer and self.saves_shards:
+            shards, checkpoint['optimizer'] = optimizer_parts(self.optim_wrapper)
+        elif save_optimizer:
             checkpoint['optimizer'] = self.optim_wrapper.state_dict()
         if save_param_scheduler and self.param_schedulers is not None:
             checkpoint['param_schedulers'] = _states(self.param_schedulers)
@@ -84,10 +99,20 @@ class CheckpointMixin(Runner):
         self._random_state_hook().continue_from(state)
         checkpoint['random_states'] = gather_random_states(state)
         for hook in self.hooks:
-            if isinstance(hook, ShardedEMA):
+            if isinstance(hook, ShardedEMA) and self.saves_shards:
+                hook.share()
+            elif isinstance(hook, ShardedEMA):
                 hook.gather()
         path = join_path(out_dir, filename, backend_args=backend_args or file_client_args)
-        on_rank0(lambda: self._write(checkpoint, path, backend_args or file_client_args))
+        if self.saves_shards:
+            self._write_shards(checkpoint, shards, path.removesuffix('.pth'))
+        else:
+            on_rank0(lambda: self._write(checkpoint, path, backend_args or file_client_args))
+
+    def _write_shards(self, checkpoint: dict[str, Any], shards: dict[str, Tensor], path: str) -> None:
+        self.call_hook('before_save_checkpoint', checkpoint=checkpoint)
+        tensors, rest = split(checkpoint)
+        save_sharded({**tensors, **shards}, rest, path)
 
     def _write(self, checkpoint: dict[str, Any], path: str, backend_args: dict | None) -> None:
         # As in Runner on the main process only, where the state is.
@@ -138,6 +163,8 @@ class CheckpointMixin(Runner):
             (_, known), self._read = self._read, None
             return known
         meet(f'load {filename}')
+        if is_sharded(filename):
+            return self._load_shards(filename, strict, revise_keys)
         model = bare_model(self.model)
         # On every rank: it reshards gathered units.
         wanted = model.state_dict()
@@ -152,6 +179,23 @@ class CheckpointMixin(Runner):
             state = on_rank0(lambda: fitting_state(wanted, checkpoint['state_dict'], filename, strict, revise_keys))
             self._wrapper.engine.load_model_state(state or {})
         self.logger.info(f'loaded weights from {filename}')
+        return checkpoint
+
+    def _load_shards(self, folder: str, strict: bool, revise_keys: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """Load weights of which each rank reads what it holds."""
+        if self._wrapper is None:
+            raise RuntimeError(f'{folder} is a sharded checkpoint, which is loaded once the model is sharded')
+        box = [on_rank0(lambda: (load_rest(folder), tensors_in(folder)))]
+        dist.broadcast_object_list(box, src=0)
+        rest, known = box[0]  # type: ignore[misc]
+        check_files(folder)
+        checkpoint = join(rest, known)
+        self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
+        wanted = self._wrapper.engine.sharded_state()
+        fitting = fitting_state(wanted, checkpoint['state_dict'], folder, strict, revise_keys)
+        load_saved([(saved, wanted[name]) for name, saved in fitting.items() if isinstance(wanted[name], Tensor)])
+        self._wrapper.engine.refresh()
+        self.logger.info(f'loaded weights from {folder}')
         return checkpoint
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
@@ -223,3 +267,21 @@ def bare_model(model: nn.Module) -> nn.Module:
         nn.Module: The model that is sharded and whose weights a checkpoint holds.
     """
     return model.module if isinstance(model, (ZeroModelWrapper, BaseTTAModel)) else model
+
+
+def latest_checkpoint(work_dir: str) -> tuple[str | None, list[str]]:
+    """Find what a run goes on from. On one rank.
+
+    Args:
+        work_dir (str): Where it has saved.
+
+    Returns:
+        tuple[str or None, list[str]]: The file that was saved last, or the newest complete folder; and folders that
+        were passed over, with the reason.
+    """
+    named = find_latest_checkpoint(work_dir)
+    if named is not None and os.path.isfile(named):
+        return named, []
+    # A process may have died between a save and the note of it; the hook may save elsewhere.
+    newest, skipped = newest_complete(os.path.dirname(named) if named else work_dir)
+    return (named if newest is None else str(newest)), skipped

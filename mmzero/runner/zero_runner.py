@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 from mmengine.config import Config
-from mmengine.hooks import EMAHook, Hook
+from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.model import convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import pretrained_loading
-from mmzero.config import Faults
+from mmzero.checkpoint import is_sharded, pretrained_loading
+from mmzero.config import Faults, read_checkpoint_config
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
-from mmzero.hooks import HostMemoryHook, RandomStateHook, over_shards
+from mmzero.hooks import HostMemoryHook, RandomStateHook, keeping_the_last, over_shards
 from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
-from mmzero.runner.checkpoints import CheckpointMixin, bare_model
+from mmzero.runner.checkpoints import CheckpointMixin, bare_model, latest_checkpoint
 from mmzero.runner.joint_loops import JointLoopsMixin
 from mmzero.runner.several import build_several, check_built, is_several
 from mmzero.runner.translate import becomes_bfloat16, translate_optim_wrapper, wrapper_fields
@@ -77,6 +77,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # Building changes the config.
         self._model_cfg = copy.deepcopy(model) if isinstance(model, dict) else None
         self._training = False
+        self.saves_shards = read_checkpoint_config(cfg.get('checkpoint'), faults).format == 'sharded'
         self._proven: set[str] = set()
         self._read: tuple[str, dict] | None = None
         doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
@@ -203,7 +204,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             raise
 
     def register_hook(self, hook: Hook | dict, priority: int | str | None = None) -> None:
-        """Register a hook; one that averages weights is told to do it over shards.
+        """Register a hook; one that averages weights does it over shards, one that saves removes afterwards.
 
         Args:
             hook (Hook or dict): As Runner's.
@@ -213,6 +214,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         for known in self._hooks:
             if isinstance(known, EMAHook):
                 over_shards(known)
+            elif isinstance(known, CheckpointHook):
+                keeping_the_last(known)
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks, and remember which loops have worked.
@@ -299,12 +302,17 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         source = self._load_from
         if self._resume and source is None:
             # Rank 0's answer: another node may not see the file.
-            source = _from_rank0(lambda: find_latest_checkpoint(self.work_dir))
+            source, skipped = _from_rank0(lambda: latest_checkpoint(self.work_dir))
+            for text in skipped:
+                self.logger.warning(f'not resumed from: {text}')
             self.logger.info(f'resuming from the latest checkpoint: {source}')
             if source is None:
                 self._resume = False
         if source is not None and not self._has_loaded:
             self._load_from = source
+            if is_sharded(source):
+                # Each rank reads its shards, once there are any.
+                return
             checkpoint = self.load_checkpoint(source)
             # Resuming goes on with what was read once; else the file's memory is free from here.
             self._read = (source, checkpoint) if self._resume else None

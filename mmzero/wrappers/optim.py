@@ -182,16 +182,37 @@ class ZeroOptimWrapper(OptimWrapper):
             state['loss_scaler'] = scaler
         return state
 
+    def shards(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Take the optimizer's state apart, for a checkpoint of which each rank writes its shards. Collective.
+
+        Returns:
+            tuple[dict[str, Tensor], dict]: Shards by name, and the rest.
+        """
+        shards, rest = self.engine.optimizer_shards()
+        scaler = self.engine.scaler_state()
+        rest |= dict(loss_scaler=scaler) if scaler else {}
+        rest |= {} if self.base_param_settings is None else dict(base_param_settings=self.base_param_settings)
+        return shards, rest
+
     def load_state_dict(self, state_dict: dict) -> None:
-        """Load the optimizer's state from rank 0's. Collective.
+        """Load the optimizer's state from rank 0's, or by shards. Collective.
 
         Args:
-            state_dict (dict): As :meth:`state_dict` gives it on rank 0; on other ranks its tensors are not used.
+            state_dict (dict): As :meth:`state_dict` gives it on rank 0; on other ranks its tensors are not used. Or the
+                rest that :meth:`shards` gave, the same on every rank, with what reads shards by name as
+                ``load_shards``.
         """
         state = dict(state_dict)
         settings = state.pop('base_param_settings', None)
         if settings is not None:
             self.base_param_settings = settings
+        load = state.pop('load_shards', None)
+        if load is not None:
+            scale = state.pop('loss_scaler', None)
+            self.engine.load_optimizer_shards(state, load)
+            if scale:
+                self.engine.load_scaler_state(scale)
+            return
         # Other ranks may have been given nothing.
         scaler = [state.pop('loss_scaler', None)]
         self.engine.load_optimizer_state(state)

@@ -1,0 +1,143 @@
+"""Loading: each rank reads of each file what its own shards need, on any number of ranks."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from mmzero.checkpoint.sharded.folder import FolderState, check_sums, state_of
+from mmzero.checkpoint.sharded.reader import SafeReader
+from mmzero.checkpoint.sharded.save import METADATA, REST
+from mmzero.engines import on_rank0, together
+from mmzero.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor of a checkpoint, which each rank reads for its shard.
+
+    Args:
+        folder (Path): The checkpoint.
+        name (str): Its name there.
+        shape (torch.Size): Of the whole.
+        dtype (torch.dtype): As it was saved.
+    """
+
+    folder: Path
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def load_rest(folder: str | os.PathLike) -> dict[str, Any]:
+    """Read what is no tensor of its own: counters, schedulers, groups. On one rank, without communication.
+
+    Args:
+        folder (str or PathLike): The checkpoint.
+
+    Returns:
+        dict: As it was given to :func:`mmzero.checkpoint.sharded.save_sharded`, made plain.
+
+    Raises:
+        CheckpointError: If the folder is no complete checkpoint, or is damaged.
+    """
+    state = _complete(folder)
+    check_sums(state, [REST, METADATA])
+    return torch.load(state.path / REST, map_location='cpu', weights_only=True)
+
+
+def tensors_in(folder: str | os.PathLike) -> dict[str, SavedTensor]:
+    """List the tensors of a checkpoint. On one rank, without communication.
+
+    Args:
+        folder (str or PathLike): The checkpoint.
+
+    Returns:
+        dict[str, SavedTensor]: By name.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+    """
+    try:
+        metadata = SafeReader(folder).read_metadata()
+    except Exception as error:
+        raise CheckpointError(f'{folder}: {METADATA} cannot be read: {error}') from error
+    known: Mapping[str, Any] = metadata.state_dict_metadata
+    path = Path(folder)
+    return {name: SavedTensor(path, name, item.size, item.properties.dtype) for name, item in known.items()}
+
+
+def load_saved(pairs: Sequence[tuple[SavedTensor, Tensor]]) -> None:
+    """Fill tensors with what was saved. Collective.
+
+    Args:
+        pairs (Sequence[tuple[SavedTensor, Tensor]]): What was saved, and the shard or whole tensor that it goes into,
+            which is changed in place; the same on every rank, of one checkpoint.
+
+    Raises:
+        CheckpointError: As :func:`load_tensors`.
+    """
+    if pairs:
+        load_tensors({saved.name: target for saved, target in pairs}, pairs[0][0].folder)
+
+
+def check_files(folder: str | os.PathLike) -> None:
+    """Hold every file of a checkpoint against its checksum, each on one of the ranks. Collective.
+
+    Args:
+        folder (str or PathLike): The checkpoint.
+
+    Raises:
+        CheckpointError: On every rank, if it is not complete, or a byte of it is another.
+    """
+    together(lambda: _check_own_files(folder))
+
+
+def load_tensors(targets: dict[str, Tensor], folder: str | os.PathLike) -> None:
+    """Fill tensors from a checkpoint whose files were checked. Collective.
+
+    Args:
+        targets (dict[str, Tensor]): Shards and whole tensors by their names in the checkpoint; changed in place. The
+            same names on every rank.
+        folder (str or PathLike): The checkpoint.
+
+    Raises:
+        CheckpointError: On every rank, if it lacks a name, or has another shape for one, all of which are listed, or
+            cannot be read.
+    """
+    on_rank0(lambda: _check_names(targets, folder))
+    try:
+        dcp.load(targets, storage_reader=SafeReader(folder))
+    except dcp.api.CheckpointException as error:
+        rank, (reason, _) = min(error.failures.items())
+        raise CheckpointError(f'could not load {folder}: rank {rank}: {type(reason).__name__}: {reason}') from error
+
+
+def _complete(folder: str | os.PathLike) -> FolderState:
+    state = state_of(folder)
+    if state.fault is not None:
+        raise CheckpointError(f'{state.path} is no complete checkpoint: it {state.fault}')
+    return state
+
+
+def _check_own_files(folder: str | os.PathLike) -> None:
+    state = _complete(folder)
+    check_sums(state, sorted(state.files)[dist.get_rank() :: dist.get_world_size()])
+
+
+def _check_names(targets: dict[str, Tensor], folder: str | os.PathLike) -> None:
+    known = tensors_in(folder)
+    faults = [f'{name} is not in it' for name in targets if name not in known]
+    faults += [
+        f'{name} has the shape {tuple(known[name].shape)} there and {tuple(tensor.shape)} here'
+        for name, tensor in targets.items()
+        if name in known and known[name].shape != tensor.shape
+    ]
+    if faults:
+        raise CheckpointError(f'{folder} does not fit: {"; ".join(faults)}')

@@ -1,0 +1,73 @@
+"""Saving: every rank writes its shards, rank 0 what is no tensor, and then it is a checkpoint."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemWriter
+
+from mmzero.checkpoint.plain import plain
+from mmzero.checkpoint.sharded.folder import begin, commit, part_of, sums_of
+from mmzero.engines import on_rank0, together
+from mmzero.errors import CheckpointError
+
+REST = 'rest.pth'
+METADATA = '.metadata'
+
+
+def save_sharded(tensors: dict[str, Tensor], rest: dict[str, Any], folder: str | os.PathLike) -> None:
+    """Write a checkpoint. Collective; all ranks see one file system.
+
+    A rank writes its own shards; of what all ranks hold whole, one of them writes it. Communication: what DCP
+    exchanges to plan, and one exchange of checksums; no tensor.
+
+    Args:
+        tensors (dict[str, Tensor]): Shards (DTensor) and whole tensors by name, the same names on every rank.
+        rest (dict): What else there is; rank 0's is written.
+        folder (str or PathLike): Where. A checkpoint of that name is replaced once this one is complete.
+
+    Raises:
+        CheckpointError: On every rank, if a rank could not write. What was there before is there still.
+    """
+    target = Path(folder)
+    part = part_of(target)
+    on_rank0(lambda: _told(target, lambda: begin(target)))
+    try:
+        dcp.save(tensors, storage_writer=FileSystemWriter(part, sync_files=True))
+    except dcp.api.CheckpointException as error:
+        raise CheckpointError(f'could not save {target}: {_first(error)}') from error
+    own = together(lambda: _told(target, lambda: sums_of(part, _own_files(part))))
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, own)
+    on_rank0(lambda: _told(target, lambda: _finish(target, everyones, rest)))
+
+
+def _told(target: Path, work: Any) -> Any:
+    try:
+        return work()
+    except OSError as error:
+        raise CheckpointError(f'could not save {target}: {error}') from error
+
+
+def _own_files(part: Path) -> list[str]:
+    """Those that this rank has written."""
+    return sorted(path.name for path in part.glob(f'__{dist.get_rank()}_*.distcp'))
+
+
+def _finish(target: Path, everyones: list[dict], rest: dict[str, Any]) -> None:
+    part = part_of(target)
+    with open(part / REST, 'wb') as file:
+        torch.save(plain(rest), file)
+        file.flush()
+        os.fsync(file.fileno())
+    sums = {name: value for own in everyones for name, value in own.items()}
+    commit(target, {**sums, **sums_of(part, [REST, METADATA])}, sorted(rest))
+
+
+def _first(error: dcp.api.CheckpointException) -> str:
+    rank, (reason, _) = min(error.failures.items())
+    return f'rank {rank}: {type(reason).__name__}: {reason}'
