@@ -7,6 +7,7 @@ from mmzero.checkpoint.pretrained import pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
 from mmzero.checkpoint.read import placeholders, read_checkpoint, safe_loading
 from mmzero.checkpoint.sharded import (
+    BackgroundSave,
     SavedTensor,
     check_files,
     is_sharded,
@@ -20,6 +21,7 @@ from mmzero.checkpoint.sharded import (
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
+    'BackgroundSave',
     'SavedTensor',
     'check_files',
     'clean_name',

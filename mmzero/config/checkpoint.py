@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmzero.config.reader import Faults, one_of, option, read_fields
+from mmzero.config.reader import Faults, flag, one_of, option, read_fields
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,14 @@ class CheckpointConfig:
         format (str): 'full', one ``.pth`` in the OpenMMLab layout, which rank 0 gathers and writes; or 'sharded', a
             folder into which every rank writes its shards, and which any number of ranks at any stage goes on from.
             Defaults to 'full'.
+        async_save (bool): Whether a sharded checkpoint is written while training goes on: the loop waits while shards
+            are copied to host memory. Defaults to False.
     """
 
-    PLANNED: ClassVar[tuple[str, ...]] = ('async_save', 'export', 'export_dtype')
+    PLANNED: ClassVar[tuple[str, ...]] = ('export', 'export_dtype')
 
     format: str = option('full', one_of('full', 'sharded'))
+    async_save: bool = option(False, flag)
 
 
 def read_checkpoint_config(value: Any, faults: Faults) -> CheckpointConfig:
@@ -34,4 +37,7 @@ def read_checkpoint_config(value: Any, faults: Faults) -> CheckpointConfig:
     """
     if not isinstance(value, Mapping):
         return CheckpointConfig()
-    return read_fields(CheckpointConfig, dict(value), 'checkpoint', faults)
+    config = read_fields(CheckpointConfig, dict(value), 'checkpoint', faults)
+    if config.async_save and config.format == 'full' and not faults.at('checkpoint.format'):
+        faults.add('checkpoint.async_save', "needs format='sharded'; a full file is gathered while training waits")
+    return config

@@ -10,11 +10,12 @@ from mmzero.errors import ZeroError
 T = TypeVar('T')
 
 
-def on_rank0(work: Callable[[], T]) -> T | None:
+def on_rank0(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T | None:
     """Run something on rank 0 while the others wait. Collective.
 
     Args:
         work (Callable[[], T]): What to run; it must not communicate.
+        group (ProcessGroup, optional): Of all ranks, over which they agree. Defaults to None: the one that trains.
 
     Returns:
         T or None: Its result on rank 0, None on other ranks.
@@ -25,7 +26,7 @@ def on_rank0(work: Callable[[], T]) -> T | None:
     """
     result, error = _tried(work) if dist.get_rank() == 0 else (None, None)
     box = [_summary(error)]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=group)
     if error is not None:
         raise error
     if isinstance(box[0], ZeroError):
@@ -35,11 +36,12 @@ def on_rank0(work: Callable[[], T]) -> T | None:
     return result
 
 
-def together(work: Callable[[], T]) -> T:
+def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run something on every rank, and go on only where all have done it. Collective.
 
     Args:
         work (Callable[[], T]): What to run; it must not communicate.
+        group (ProcessGroup, optional): Of all ranks, over which they agree. Defaults to None: the one that trains.
 
     Returns:
         T: This rank's result.
@@ -50,7 +52,7 @@ def together(work: Callable[[], T]) -> T:
     """
     result, error = _tried(work)
     summaries: list = [None] * dist.get_world_size()
-    dist.all_gather_object(summaries, _summary(error))
+    dist.all_gather_object(summaries, _summary(error), group)
     if error is not None:
         raise error
     for rank, summary in enumerate(summaries):

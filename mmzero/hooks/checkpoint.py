@@ -1,9 +1,11 @@
 """MMEngine's CheckpointHook, which removes no checkpoint before the next one is there."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections import deque
+from pathlib import Path
 from typing import Any
 
+from mmengine.dist import master_only
 from mmengine.hooks import CheckpointHook
 
 
@@ -17,6 +19,7 @@ class ZeroCheckpointHook(CheckpointHook):
 
     file_backend: Any
     filename_tmpl: str
+    keep_ckpt_ids: deque
 
     def before_train(self, runner) -> None:  # type: ignore # noqa: D102
         if runner.saves_shards:
@@ -24,25 +27,57 @@ class ZeroCheckpointHook(CheckpointHook):
         super().before_train(runner)
 
     def _save_checkpoint_with_step(self, runner, step, meta) -> None:  # type: ignore
-        with self._removing_afterwards():
-            super()._save_checkpoint_with_step(runner, step, meta)
+        # As CheckpointHook's, in another order.
+        outdated = self._keep(runner, step) if self.max_keep_ckpts > 0 else []
+        name = self.filename_tmpl.format(step)
+        self.last_ckpt = path = self.file_backend.join_path(self.out_dir, name)
+        runner.message_hub.update_info('last_ckpt', path)
+        runner.save_checkpoint(
+            self.out_dir,
+            name,
+            self.file_client_args,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=meta,
+            by_epoch=self.by_epoch,
+            backend_args=self.backend_args,
+            **self.args,
+        )
+        runner.once_saved(lambda: self._settle(runner.work_dir, path, outdated))
+
+    def _keep(self, runner: Any, step: int) -> list[str]:
+        """Note which checkpoints there will be; gives those that there will not."""
+        kept = [known for known in self.keep_ckpt_ids if known != step] + [step]
+        outdated, kept = kept[: -self.max_keep_ckpts], kept[-self.max_keep_ckpts :]
+        self.keep_ckpt_ids = deque(kept, self.max_keep_ckpts)
+        runner.message_hub.update_info('keep_ckpt_ids', kept)
+        return [self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(old)) for old in outdated]
+
+    @master_only
+    def _settle(self, work_dir: str, path: str, outdated: list[str]) -> None:
+        note = Path(work_dir) / 'last_checkpoint'
+        part = note.with_name(f'{note.name}.part')
+        part.write_text(path)
+        os.replace(part, note)
+        _remove(self.file_backend, outdated)
 
     def _save_best_checkpoint(self, runner, metrics) -> None:  # type: ignore
-        with self._removing_afterwards():
-            super()._save_best_checkpoint(runner, metrics)
-
-    @contextmanager
-    def _removing_afterwards(self) -> Iterator[None]:
-        # An evaluation alone has none, and saves nothing.
+        # An evaluation alone has no backend, and saves nothing.
         backend = getattr(self, 'file_backend', None)
         self.file_backend = deferred = _Deferred(backend)
         try:
-            yield
+            super()._save_best_checkpoint(runner, metrics)
         finally:
             self.file_backend = backend
-        for remove, path in deferred.outdated:
-            if path != self.last_ckpt:
-                remove(path)
+        runner.once_saved(lambda: _remove(backend, deferred.outdated))
+
+
+def _remove(backend: Any, paths: list[str]) -> None:
+    for path in paths:
+        if backend.isfile(path):
+            backend.remove(path)
+        elif backend.isdir(path):
+            backend.rmtree(path)
 
 
 class _Deferred:
@@ -50,16 +85,16 @@ class _Deferred:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self.outdated: list[tuple[Any, str]] = []
+        self.outdated: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def remove(self, path: str) -> None:
-        self.outdated.append((self._backend.remove, path))
+        self.outdated.append(path)
 
     def rmtree(self, path: str) -> None:
-        self.outdated.append((self._backend.rmtree, path))
+        self.outdated.append(path)
 
 
 def keeping_the_last(hook: CheckpointHook) -> ZeroCheckpointHook:

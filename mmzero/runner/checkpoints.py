@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mmengine
@@ -14,6 +14,7 @@ from mmengine.utils import get_git_hash
 from torch import Tensor, nn
 
 from mmzero.checkpoint import (
+    BackgroundSave,
     check_files,
     clean_name,
     fitting_state,
@@ -45,6 +46,7 @@ class CheckpointMixin(Runner):
     model: Any
     _read: tuple[str, dict] | None
     saves_shards: bool
+    _background: BackgroundSave | None
     _wrapper: ZeroModelWrapper | None
     _resume: bool
     _has_loaded: bool
@@ -112,7 +114,19 @@ class CheckpointMixin(Runner):
     def _write_shards(self, checkpoint: dict[str, Any], shards: dict[str, Tensor], path: str) -> None:
         self.call_hook('before_save_checkpoint', checkpoint=checkpoint)
         tensors, rest = split(checkpoint)
-        save_sharded({**tensors, **shards}, rest, path)
+        save = save_sharded if self._background is None else self._background.start
+        save({**tensors, **shards}, rest, path)
+
+    def once_saved(self, work: Callable[[], None]) -> None:
+        """Do something once the checkpoint that was saved last is complete; left out where it cannot be written.
+
+        Args:
+            work (Callable[[], None]): What to do, on this thread.
+        """
+        if self._background is None:
+            work()
+        else:
+            self._background.once_saved(work)
 
     def _write(self, checkpoint: dict[str, Any], path: str, backend_args: dict | None) -> None:
         # As in Runner on the main process only, where the state is.
@@ -207,6 +221,8 @@ class CheckpointMixin(Runner):
             fn_name (str): As Runner's.
             **kwargs: As Runner's.
         """
+        if fn_name == 'before_train_iter' and self._background is not None:
+            self._background.poll()
         if fn_name in ('after_val_epoch', 'after_test_epoch') and 'metrics' in kwargs:
             box = [kwargs['metrics']]
             dist.broadcast_object_list(box, src=0)

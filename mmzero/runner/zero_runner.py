@@ -18,7 +18,7 @@ from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import is_sharded, pretrained_loading
+from mmzero.checkpoint import BackgroundSave, is_sharded, pretrained_loading
 from mmzero.config import Faults, read_checkpoint_config
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
@@ -77,7 +77,9 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # Building changes the config.
         self._model_cfg = copy.deepcopy(model) if isinstance(model, dict) else None
         self._training = False
-        self.saves_shards = read_checkpoint_config(cfg.get('checkpoint'), faults).format == 'sharded'
+        saving = read_checkpoint_config(cfg.get('checkpoint'), faults)
+        self.saves_shards = saving.format == 'sharded'
+        self._background = BackgroundSave() if saving.async_save else None
         self._proven: set[str] = set()
         self._read: tuple[str, dict] | None = None
         doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
@@ -168,6 +170,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
                 self._train_loop = self.build_train_loop(self._train_loop)
             self.prepare()
             model = super().train()
+            if self._background is not None:
+                self._background.wait()
             started('the end of training')
             return model
 

@@ -1,13 +1,18 @@
 """Sharded checkpoints: saved on some ranks at some stage, gone on from on others, bit for bit."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from mmengine.hooks import EMAHook
+from torch.distributed.tensor import DTensor
 
-from tests.distributed.cases import Faults, differing, merged
+from mmzero.checkpoint.sharded import save as sharded_save
+from mmzero.errors import CheckpointError
+from tests.distributed.cases import Faults, differing, merged, refused
 from tests.distributed.ranks import run_ranks
 from tests.vectors import vector_runner
 
@@ -121,4 +126,111 @@ def test_state_is_the_saved_one(tmp_path: Path, there: int, here: int, settings:
     run_ranks(there, save_each, str(tmp_path), of_ranks(there, settings))
     found = merged(run_ranks(here, load_each, str(tmp_path), of_ranks(there, settings), of_ranks(here, settings)))
     for case, faults in found.items():
+        assert not faults, f'{case}: {faults}'
+
+
+def goes_on(folder: str) -> Faults:
+    """Broken runs against the unbroken one, with the writes beside training and not; each keeps one checkpoint."""
+    kept = dict(checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=1))
+    whole = runner_of(f'{folder}/whole', 'stage 3', 3, default_hooks=kept)
+    whole.train()
+    wanted = flat_shards(whole)
+    found: Faults = {}
+    for name, checkpoint in (('sync', SHARDED), ('async', dict(SHARDED, async_save=True))):
+        path = f'{folder}/{name}'
+        runner_of(path, 'stage 3', 2, checkpoint, default_hooks=kept).train()
+        faults = found[name] = named(path, ['epoch_2'])
+        # What a process that died left behind.
+        if dist.get_rank() == 0:
+            shutil.copytree(f'{path}/epoch_2', f'{path}/epoch_7.part')
+            Path(f'{path}/epoch_7.part/complete.json').unlink()
+        dist.barrier()
+        again = runner_of(path, 'stage 3', 3, checkpoint, default_hooks=kept, resume=True)
+        again.train()
+        faults += differing(flat_shards(again), wanted)
+        faults += named(path, ['epoch_3', 'epoch_7.part'])
+        faults += tested(path, f'{path}/epoch_3', again)
+    return found
+
+
+def named(path: str, wanted: list[str]) -> list[str]:
+    """The folders of checkpoints there, and what is noted as the last one, once rank 0 has cleared up."""
+    dist.barrier()
+    names = sorted(item.name for item in Path(path).iterdir() if item.name.startswith('epoch'))
+    last = Path(path, 'last_checkpoint').read_text()
+    return ([] if names == wanted else [f'{names}']) + ([] if last == f'{path}/{wanted[0]}' else [last])
+
+
+def flat_shards(runner: Any) -> dict[str, torch.Tensor]:
+    """This rank's weights and averages."""
+    (hook,) = (hook for hook in runner.hooks if isinstance(hook, EMAHook))
+    own = {f'ema {name}': value for name, value in hook.ema_model.state_dict().items()}
+    state = runner.sharded.engine.sharded_state()
+    return {**own, **{name: local(value).clone() for name, value in state.items()}}
+
+
+def local(value: Any) -> torch.Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def tested(folder: str, path: str, trained: Any) -> list[str]:
+    """A test with the checkpoint, without the hook, sees the averaged weights; so does training that starts from it."""
+    (hook,) = (hook for hook in trained.hooks if isinstance(hook, EMAHook))
+    wanted = {name: local(value) for name, value in hook.ema_model.module.state_dict().items()}
+    faults = []
+    for work in ('test', 'load'):
+        runner = runner_of(f'{folder}/tested', 'stage 3', 3, load_from=path, custom_hooks=[])
+        if work == 'test':
+            runner.test()
+        else:
+            runner.prepare()
+            runner.load_or_resume()
+        found = {name: local(value) for name, value in runner.sharded.engine.sharded_state().items()}
+        faults += [f'{work}: {fault}' for fault in differing(found, wanted)]
+    return faults
+
+
+@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_broken_runs_end_as_the_unbroken_one(tmp_path: Path, ranks: int) -> None:
+    for case, faults in merged(run_ranks(ranks, goes_on, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults}'
+
+
+def a_full_disk(folder: str) -> Faults:
+    """Rank 1 cannot write its second checkpoint: told on every rank; in the background training goes on."""
+    found: Faults = {}
+    real = sharded_save.FileSystemWriter.write_data
+
+    def full(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if dist.get_rank() == 1 and 'epoch_2' in str(self.path):
+            raise OSError(28, 'No space left on device')
+        return real(self, *args, **kwargs)
+
+    sharded_save.FileSystemWriter.write_data = full
+    for name, checkpoint in (('sync', SHARDED), ('async', dict(SHARDED, async_save=True))):
+        faults = found[name] = []
+        kept = dict(checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=1))
+        runner = runner_of(f'{folder}/{name}', 'stage 3', 2, checkpoint, default_hooks=kept)
+        if name == 'sync':
+            with refused(faults, CheckpointError, 'rank 1', 'No space left on device', 'epoch_2'):
+                runner.train()
+        else:
+            runner.train()
+            if runner.iter != runner.max_iters:
+                faults.append('training ended')
+        dist.barrier()
+        names = sorted(item.name for item in Path(folder, name).iterdir() if item.name.startswith('epoch'))
+        faults += [] if names == ['epoch_1', 'epoch_2.part'] else [f'{names}']
+        faults += named_last(f'{folder}/{name}', 'epoch_1')
+    sharded_save.FileSystemWriter.write_data = real
+    return found
+
+
+def named_last(path: str, wanted: str) -> list[str]:
+    last = Path(path, 'last_checkpoint').read_text()
+    return [] if last == f'{path}/{wanted}' else [last]
+
+
+def test_what_cannot_be_written_costs_that_save_alone(tmp_path: Path) -> None:
+    for case, faults in merged(run_ranks(2, a_full_disk, str(tmp_path))).items():
         assert not faults, f'{case}: {faults}'

@@ -1,10 +1,12 @@
 """Sharded checkpoints: a folder that is complete or not there, its tensors in the format of torch's DCP."""
 
+from mmzero.checkpoint.sharded.background import BackgroundSave
 from mmzero.checkpoint.sharded.folder import FolderState, is_sharded, newest_complete, state_of
 from mmzero.checkpoint.sharded.load import SavedTensor, check_files, load_rest, load_saved, load_tensors, tensors_in
 from mmzero.checkpoint.sharded.save import save_sharded
 
 __all__ = [
+    'BackgroundSave',
     'FolderState',
     'SavedTensor',
     'check_files',

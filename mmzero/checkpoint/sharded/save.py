@@ -34,16 +34,45 @@ def save_sharded(tensors: dict[str, Tensor], rest: dict[str, Any], folder: str |
         CheckpointError: On every rank, if a rank could not write. What was there before is there still.
     """
     target = Path(folder)
-    part = part_of(target)
+    begin_sharded(target)
+    write_sharded(tensors, plain(rest), target)
+
+
+def begin_sharded(target: Path) -> None:
+    """Make the folder into which ranks write. Collective.
+
+    Args:
+        target (Path): Where the checkpoint will be.
+
+    Raises:
+        CheckpointError: On every rank, if it cannot be made.
+    """
     on_rank0(lambda: _told(target, lambda: begin(target)))
+
+
+def write_sharded(
+    tensors: dict[str, Tensor], rest: dict[str, Any], target: Path, group: dist.ProcessGroup | None = None
+) -> None:
+    """Write into the folder that was made, and turn it into a checkpoint. Collective.
+
+    Args:
+        tensors (dict[str, Tensor]): As :func:`save_sharded`.
+        rest (dict): Plain values.
+        target (Path): Where the checkpoint will be.
+        group (ProcessGroup, optional): Over which ranks agree. Defaults to None: the one that trains.
+
+    Raises:
+        CheckpointError: On every rank, if a rank could not write.
+    """
+    part = part_of(target)
     try:
-        dcp.save(tensors, storage_writer=FileSystemWriter(part, sync_files=True))
+        dcp.save(tensors, storage_writer=FileSystemWriter(part, sync_files=True), process_group=group)
     except dcp.api.CheckpointException as error:
         raise CheckpointError(f'could not save {target}: {_first(error)}') from error
-    own = together(lambda: _told(target, lambda: sums_of(part, _own_files(part))))
+    own = together(lambda: _told(target, lambda: sums_of(part, _own_files(part))), group)
     everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, own)
-    on_rank0(lambda: _told(target, lambda: _finish(target, everyones, rest)))
+    dist.all_gather_object(everyones, own, group)
+    on_rank0(lambda: _told(target, lambda: _finish(target, everyones, rest)), group)
 
 
 def _told(target: Path, work: Any) -> Any:
@@ -61,7 +90,7 @@ def _own_files(part: Path) -> list[str]:
 def _finish(target: Path, everyones: list[dict], rest: dict[str, Any]) -> None:
     part = part_of(target)
     with open(part / REST, 'wb') as file:
-        torch.save(plain(rest), file)
+        torch.save(rest, file)
         file.flush()
         os.fsync(file.fileno())
     sums = {name: value for own in everyones for name, value in own.items()}
