@@ -158,6 +158,7 @@ def named(path: str, wanted: list[str]) -> list[str]:
     dist.barrier()
     names = sorted(item.name for item in Path(path).iterdir() if item.name.startswith('epoch'))
     last = Path(path, 'last_checkpoint').read_text()
+    dist.barrier()
     return ([] if names == wanted else [f'{names}']) + ([] if last == f'{path}/{wanted[0]}' else [last])
 
 
