@@ -2,13 +2,13 @@
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from mmengine.registry import MODELS
 
-from mmzero.config import Faults, ZeroConfig, read_zero_config
+from mmzero.config import Faults, ZeroConfig, read_checkpoint_config, read_zero_config
 from mmzero.engines import LAUNCHERS, world_size_of
 from mmzero.errors import near_names
 from mmzero.runner.model_check import check_model
@@ -42,6 +42,7 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
     faults.move('model_wrapper_cfg.activation_checkpointing', checkpointing_path(cfg))
     _check_ranks(cfg, config, faults)
     _check_files(cfg, faults)
+    _check_saving(cfg, faults)
     if scope is not None:
         parts = Parts(scope, faults)
         check_parts(cfg, parts)
@@ -94,6 +95,23 @@ def _check_files(cfg: dict, faults: Faults) -> None:
     will_train = cfg.get('train_dataloader') is not None and (load_from is None or cfg.get('resume'))
     for path, advice in missing_data(cfg, ('train', 'val') if will_train else ()):
         faults.add(path, advice)
+
+
+def _check_saving(cfg: dict, faults: Faults) -> None:
+    if read_checkpoint_config(cfg.get('checkpoint'), faults).format != 'sharded':
+        return
+    hooks = cfg.get('default_hooks')
+    hook = hooks.get('checkpoint') if isinstance(hooks, Mapping) else None
+    if not isinstance(hook, Mapping):
+        return
+    path, why = 'default_hooks.checkpoint', "with checkpoint=dict(format='sharded')"
+    if hook.get('published_keys') is not None:
+        faults.add(f'{path}.published_keys', f"publishes a .pth, which there is none of {why}; use format='full'")
+    for name in ('backend_args', 'file_client_args'):
+        if hook.get(name) is not None:
+            faults.add(f'{path}.{name}', f'{why} ranks write into a folder of a file system; remove it')
+    if '://' in str(hook.get('out_dir') or ''):
+        faults.add(f'{path}.out_dir', f'got {hook["out_dir"]!r}; {why} it has to be a folder of a file system')
 
 
 def _world_size(launcher: str, faults: Faults) -> int | None:

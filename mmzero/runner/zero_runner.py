@@ -77,7 +77,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # Building changes the config.
         self._model_cfg = copy.deepcopy(model) if isinstance(model, dict) else None
         self._training = False
-        saving = read_checkpoint_config(cfg.get('checkpoint'), faults)
+        # The check tells its faults.
+        saving = read_checkpoint_config(cfg.get('checkpoint'), Faults())
         self.saves_shards = saving.format == 'sharded'
         self._background = BackgroundSave() if saving.async_save else None
         self._proven: set[str] = set()

@@ -84,6 +84,22 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             "model_wrapper_cfg.offload.params: got 'cpu' at stage=0",
         ),
         ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
+        (dict(checkpoint=dict(format='shard')), "checkpoint.format: got 'shard'; allowed: 'full', 'sharded'"),
+        (dict(checkpoint=dict(fromat='full')), "checkpoint.fromat: unknown field; did you mean 'format'?"),
+        (dict(checkpoint=dict(async_save=True)), "checkpoint.async_save: needs format='sharded'"),
+        (dict(checkpoint=dict(export='last')), 'checkpoint.export: is not supported yet'),
+        (
+            {'checkpoint': dict(format='sharded'), 'default_hooks.checkpoint.published_keys': ['state_dict']},
+            'default_hooks.checkpoint.published_keys: publishes a .pth',
+        ),
+        (
+            {'checkpoint': dict(format='sharded'), 'default_hooks.checkpoint.out_dir': 's3://runs'},
+            "default_hooks.checkpoint.out_dir: got 's3://runs'",
+        ),
+        (
+            {'checkpoint': dict(format='sharded'), 'default_hooks.checkpoint.backend_args': dict(backend='local')},
+            'default_hooks.checkpoint.backend_args: with checkpoint',
+        ),
         (dict(default_scope=None), "model.type: no class 'DINO' in the registry 'model'; mmdet has it: set"),
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
         (
