@@ -1,4 +1,4 @@
-"""Ranks are killed at random moments of saves: the next start goes on from a complete checkpoint, on the unbroken curve."""
+"""Ranks are killed at random moments of saves: the next start goes on from a complete one, on the unbroken curve."""
 
 import json
 import multiprocessing

@@ -97,11 +97,11 @@ def save_each(folder: str, settings: list[str]) -> None:
         saved(f'{folder}/{setting}', setting)
 
 
-def load_each(folder: str, froms: list[str], settings: list[str]) -> Faults:
+def load_each(folder: str, sources: list[str], settings: list[str]) -> Faults:
     ranks = dist.get_world_size()
     return {
         f'{source} -> {setting} on {ranks}': loaded(f'{folder}/{source}', f'{setting} on {ranks}', setting)
-        for source in froms
+        for source in sources
         for setting in settings
     }
 

@@ -1,0 +1,84 @@
+"""What is outdated goes once the next checkpoint is there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import CheckpointHook
+from mmengine.registry import HOOKS
+
+from mmzero.hooks import ZeroCheckpointHook, keeping_the_last
+from mmzero.runner.checkpoints import CheckpointMixin
+from tests.vectors import vector_runner
+
+
+class Rising(BaseMetric):
+    """A score that is better each time."""
+
+    score = 0
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        self.results.append(1)
+
+    def compute_metrics(self, results: list) -> dict[str, int]:
+        Rising.score += 1
+        return dict(score=Rising.score)
+
+
+def runner_of(folder: Path, shards: bool, **hook: Any) -> Any:
+    runner = vector_runner(
+        folder,
+        train_cfg=dict(by_epoch=True, max_epochs=4, val_interval=1),
+        val_evaluator=dict(type=Rising),
+        default_hooks=dict(checkpoint=dict(dict(type='CheckpointHook', interval=1), **hook)),
+    )
+    runner.saves_shards = shards
+    return runner
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(('epoch', 'best')))
+
+
+BEST = dict(max_keep_ckpts=1, save_best='score', rule='greater')
+
+
+@pytest.mark.parametrize('shards, end', [(False, '.pth'), (True, '')])
+def test_some_are_kept(tmp_path: Path, group: None, shards: bool, end: str) -> None:
+    runner_of(tmp_path, shards, **BEST).train()
+    assert names_in(tmp_path) == [f'best_score_epoch_4{end}', f'epoch_4{end}']
+    assert (tmp_path / 'last_checkpoint').read_text() == str(tmp_path / f'epoch_4{end}')
+
+
+@pytest.mark.parametrize('fails', ['epoch_3', 'best_score_epoch_3'])
+def test_a_save_that_fails_costs_none(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    real = CheckpointMixin.save_checkpoint
+
+    def save(self: Any, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
+        if filename == f'{fails}.pth':
+            raise OSError('No space left on device')
+        real(self, out_dir, filename, *args, **kwargs)
+
+    monkeypatch.setattr(CheckpointMixin, 'save_checkpoint', save)
+    with pytest.raises(OSError, match='No space left'):
+        runner_of(tmp_path, False, **BEST).train()
+    last = 'epoch_2' if fails == 'epoch_3' else 'epoch_3'
+    assert names_in(tmp_path) == ['best_score_epoch_2.pth', f'{last}.pth']
+    assert (tmp_path / 'last_checkpoint').read_text() == str(tmp_path / f'{last}.pth')
+
+
+def test_kept_ones_are_those_of_mmengines_hook(tmp_path: Path, group: None) -> None:
+    runner_of(tmp_path, False, max_keep_ckpts=2, interval=2, save_last=False).train()
+    assert names_in(tmp_path) == ['epoch_2.pth', 'epoch_4.pth']
+
+
+def test_a_projects_hook_stays_one() -> None:
+    class Own(CheckpointHook):
+        pass
+
+    hook = Own(interval=1)
+    assert keeping_the_last(hook) is hook
+    assert isinstance(hook, Own) and isinstance(hook, ZeroCheckpointHook)
+    assert keeping_the_last(hook) is hook
+    assert type(HOOKS.build(dict(type='CheckpointHook'))) is CheckpointHook
