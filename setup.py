@@ -63,6 +63,7 @@ setup(
             'pycocotools',
             'pytest',
             'ruff',
+            'safetensors',
             'scikit-learn',
             'transformers>=5.0',
         ],

@@ -1,6 +1,8 @@
 """Writing checkpoint files so that a reader finds a whole one or none."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,12 +29,28 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str, backend_args: dict |
     if not isinstance(get_file_backend(path, backend_args=backend_args), LocalBackend):
         save_checkpoint(checkpoint, path, backend_args=backend_args)
         return
+    with written_whole(path) as part, open(part, 'wb') as file:
+        torch.save(checkpoint, file)
+
+
+@contextmanager
+def written_whole(path: str) -> Iterator[str]:
+    """Have a local file appear under its name once it is complete and on disk.
+
+    Args:
+        path (str): The file.
+
+    Yields:
+        str: Where to write it: the same with the suffix ``.part``.
+
+    Raises:
+        CheckpointError: If it could not be written, for example on a full disk.
+    """
     part = f'{path}.part'
     try:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-        with open(part, 'wb') as file:
-            torch.save(checkpoint, file)
-            file.flush()
+        yield part
+        with open(part, 'rb') as file:
             os.fsync(file.fileno())
         os.replace(part, path)
     except Exception as error:

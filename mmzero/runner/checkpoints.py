@@ -20,6 +20,7 @@ from mmzero.checkpoint import (
     fitting_state,
     gather_random_states,
     is_sharded,
+    join,
     load_into_real,
     load_rest,
     load_saved,
@@ -29,12 +30,13 @@ from mmzero.checkpoint import (
     random_state,
     read_checkpoint,
     save_sharded,
+    split,
     tensors_in,
     write_checkpoint,
 )
 from mmzero.engines import meet, on_rank0
 from mmzero.hooks import RandomStateHook, ShardedEMA
-from mmzero.runner.shards import join, optimizer_parts, split
+from mmzero.runner.shards import optimizer_parts
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
 from mmzero.wrappers.several import each

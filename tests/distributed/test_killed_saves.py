@@ -69,8 +69,13 @@ def losses(path: Path) -> list[tuple[int, float]]:
     return found
 
 
+def last_saved(folder: Path) -> str:
+    note = folder / 'last_checkpoint'
+    return note.read_text() if note.exists() else ''
+
+
 def killed_once(folder: Path, length: int, asynchronous: bool, chance: random.Random) -> None:
-    """Start the ranks, and kill one or all of them at some moment of their first saves."""
+    """Start the ranks, and kill one or all of them at some moment after the first save, in one of the next."""
     context: Any = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload(['tests.distributed.preload'])
     results, port = context.Queue(), _free_port()
@@ -81,11 +86,11 @@ def killed_once(folder: Path, length: int, asynchronous: bool, chance: random.Ra
         )
         for rank in range(RANKS)
     ]
-    before = len(losses(folder / 'curve.jsonl'))
+    before = last_saved(folder)
     for rank in ranks:
         rank.start()
     deadline = time.monotonic() + 120
-    while len(losses(folder / 'curve.jsonl')) <= before:
+    while last_saved(folder) == before:
         assert time.monotonic() < deadline, 'the ranks do not start'
         assert all(rank.is_alive() for rank in ranks), results.get(timeout=5)
         time.sleep(0.01)
@@ -118,4 +123,4 @@ def test_a_killed_run_joins_the_unbroken_curve(tmp_path: Path, asynchronous: boo
     steps = [step for step, _ in found]
     back = [before - after + 1 for before, after in zip(steps, steps[1:], strict=False) if after <= before]
     assert all(lost <= 3 for lost in back), back
-    assert len(set(steps)) > times / 3
+    assert max(steps) >= times

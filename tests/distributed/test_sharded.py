@@ -1,6 +1,8 @@
 """Sharded checkpoints: saved on some ranks at some stage, gone on from on others, bit for bit."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +237,48 @@ def named_last(path: str, wanted: str) -> list[str]:
 def test_what_cannot_be_written_costs_that_save_alone(tmp_path: Path) -> None:
     for case, faults in merged(run_ranks(2, a_full_disk, str(tmp_path))).items():
         assert not faults, f'{case}: {faults}'
+
+
+def converted(folder: str) -> Faults:
+    """What a tool made of the folder is what the run would have saved in full, and goes on; and back again."""
+    faults: list[str] = []
+    full = torch.load(f'{folder}/full.pth', weights_only=True)
+    made = torch.load(f'{folder}/made.pth', weights_only=True)
+    faults += differing(flat(made), flat(full))
+    for part in ('param_schedulers', 'groups', 'loss_scaler'):
+        faults += [] if taken(made, part) == taken(full, part) else [f'{part} differs']
+    for name in ('made.pth', 'back'):
+        runner = runner_of(f'{folder}/{name}-run', 'stage 3', 1, load_from=f'{folder}/{name}', resume=True)
+        runner.train()
+        runner.saves_shards = False
+        runner.save_checkpoint(f'{folder}/{name}-run', 'again.pth', meta=dict(epoch=1, iter=runner.iter))
+        dist.barrier()
+        again = torch.load(f'{folder}/{name}-run/again.pth', weights_only=True)
+        faults += [f'{name}: {fault}' for fault in differing(flat(again), flat(full))]
+    return dict(converted=faults)
+
+
+def test_converted(tmp_path: Path) -> None:
+    run_ranks(2, saved, str(tmp_path), 'stage 3')
+    paths = {name: str(tmp_path / name) for name in ('epoch_1', 'made.pth', 'back', 'made.safetensors', 'half.pth')}
+    tool = [sys.executable, 'tools/convert_checkpoint.py']
+    run_tool([*tool, paths['epoch_1'], paths['made.pth']])
+    run_tool([*tool, paths['made.pth'], paths['back']])
+    run_tool([*tool, paths['back'], paths['made.safetensors']])
+    run_tool([*tool, paths['made.safetensors'], paths['half.pth'], '--dtype', 'bfloat16'])
+    for case, faults in merged(run_ranks(2, converted, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults}'
+    full = torch.load(tmp_path / 'full.pth', weights_only=True)['state_dict']
+    half = torch.load(tmp_path / 'half.pth', weights_only=True)
+    assert half.keys() == {'state_dict'}
+    wanted = {name: value.bfloat16() if value.is_floating_point() else value for name, value in full.items()}
+    assert not differing(half['state_dict'], wanted)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith('.')) == []
+    refused_tool = subprocess.run([*tool, paths['epoch_1'], paths['back']], capture_output=True, text=True, check=False)
+    assert refused_tool.returncode == 2
+    assert 'back exists' in refused_tool.stderr
+
+
+def run_tool(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr

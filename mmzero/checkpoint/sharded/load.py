@@ -47,7 +47,7 @@ def load_rest(folder: str | os.PathLike) -> dict[str, Any]:
     Raises:
         CheckpointError: If the folder is no complete checkpoint, or is damaged.
     """
-    state = _complete(folder)
+    state = complete(folder)
     check_sums(state, [REST, METADATA])
     return torch.load(state.path / REST, map_location='cpu', weights_only=True)
 
@@ -119,7 +119,18 @@ def load_tensors(targets: dict[str, Tensor], folder: str | os.PathLike) -> None:
         raise CheckpointError(f'could not load {folder}: rank {rank}: {type(reason).__name__}: {reason}') from error
 
 
-def _complete(folder: str | os.PathLike) -> FolderState:
+def complete(folder: str | os.PathLike) -> FolderState:
+    """Look at a checkpoint, and refuse one that is not complete.
+
+    Args:
+        folder (str or PathLike): The checkpoint.
+
+    Returns:
+        FolderState: Its state.
+
+    Raises:
+        CheckpointError: If it is not complete.
+    """
     state = state_of(folder)
     if state.fault is not None:
         raise CheckpointError(f'{state.path} is no complete checkpoint: it {state.fault}')
@@ -127,7 +138,7 @@ def _complete(folder: str | os.PathLike) -> FolderState:
 
 
 def _check_own_files(folder: str | os.PathLike) -> None:
-    state = _complete(folder)
+    state = complete(folder)
     check_sums(state, sorted(state.files)[dist.get_rank() :: dist.get_world_size()])
 
 

@@ -1,0 +1,209 @@
+"""From one format of checkpoints to another, without GPUs and without the code of the model."""
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from mmzero.checkpoint.plain import plain
+from mmzero.checkpoint.read import read_checkpoint
+from mmzero.checkpoint.scratch import Scratch, scratch_beside
+from mmzero.checkpoint.sharded.folder import check_sums
+from mmzero.checkpoint.sharded.layout import OPTIMIZER, WEIGHTS, optimizer_prefix, optimizers_in, split
+from mmzero.checkpoint.sharded.load import complete, load_rest, tensors_in
+from mmzero.checkpoint.sharded.reader import SafeReader
+from mmzero.checkpoint.sharded.save import save_sharded
+from mmzero.checkpoint.write import write_checkpoint, written_whole
+from mmzero.errors import CheckpointError
+
+SUFFIXES = ('.pth', '.pt', '.safetensors')
+"""Of files; any other name is that of a sharded folder."""
+
+_BATCH_BYTES = 2**28
+
+
+def convert_checkpoint(source: str, target: str, dtype: torch.dtype | None = None, weights_only: bool = False) -> None:
+    """Convert a checkpoint: a sharded folder, ``.pth`` or ``.safetensors``, into another of these. Without other ranks.
+
+    Memory: files are mapped, and what is read of a folder goes into a scratch file beside the target, tensor by tensor.
+    A ``.safetensors`` holds weights alone. State of an optimizer needs the names of its parameters, which files of
+    mmzero have.
+
+    Args:
+        source (str): The checkpoint.
+        target (str): What to make; its suffix says of which kind. For a folder a process group has to exist.
+        dtype (torch.dtype, optional): Of floating weights. Defaults to None: as they are.
+        weights_only (bool): Leave everything but the weights out. Defaults to False.
+
+    Raises:
+        CheckpointError: If the source cannot be read, or the target exists or cannot be written.
+    """
+    if os.path.exists(target):
+        raise CheckpointError(f'{target} exists; name another target, or remove it')
+    with scratch_beside(target) as scratch:
+        checkpoint = _read(source, scratch)
+        if weights_only:
+            checkpoint = dict(state_dict=checkpoint['state_dict'])
+        for part in WEIGHTS:
+            if part in checkpoint and dtype is not None:
+                checkpoint[part] = {name: _cast(value, dtype, scratch) for name, value in checkpoint[part].items()}
+        _write(checkpoint, target)
+
+
+def _cast(value: Any, dtype: torch.dtype, scratch: Scratch) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == dtype:
+        return value
+    return scratch.put(value.to(dtype))
+
+
+def _read(source: str, scratch: Scratch) -> dict[str, Any]:
+    if os.path.isdir(source):
+        return whole_checkpoint(source, scratch)
+    if Path(source).suffix == '.safetensors':
+        return _read_safetensors(source)
+    return read_checkpoint(source)
+
+
+def _read_safetensors(source: str) -> dict[str, Any]:
+    safetensors = _safetensors()
+    try:
+        with safetensors.safe_open(source, framework='pt') as file:
+            return dict(state_dict={name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f'{source} cannot be read: {error}') from error
+
+
+def _safetensors() -> Any:
+    try:
+        importlib.import_module('safetensors.torch')
+        return importlib.import_module('safetensors')
+    except ImportError:
+        raise CheckpointError('.safetensors files need the package safetensors: pip install safetensors') from None
+
+
+def whole_checkpoint(folder: str | os.PathLike, scratch: Scratch) -> dict[str, Any]:
+    """Read a sharded checkpoint as one in the OpenMMLab layout. Without other ranks.
+
+    Args:
+        folder (str or PathLike): The checkpoint.
+        scratch (Scratch): Takes its tensors.
+
+    Returns:
+        dict: As a full checkpoint holds it.
+
+    Raises:
+        CheckpointError: If it is not complete, or damaged.
+    """
+    state = complete(folder)
+    check_sums(state, state.files)
+    rest, known = load_rest(folder), tensors_in(folder)
+    tensors: dict[str, Tensor] = {}
+    batch: dict[str, Tensor] = {}
+    for name, saved in known.items():
+        batch[name] = torch.empty(saved.shape, dtype=saved.dtype)
+        if sum(tensor.nbytes for tensor in batch.values()) > _BATCH_BYTES:
+            tensors |= _loaded(batch, folder, scratch)
+            batch = {}
+    tensors |= _loaded(batch, folder, scratch)
+    return _joined(rest, tensors)
+
+
+def _loaded(batch: dict[str, Tensor], folder: str | os.PathLike, scratch: Scratch) -> dict[str, Tensor]:
+    if batch:
+        dcp.load(batch, storage_reader=SafeReader(folder), no_dist=True)
+    return {name: scratch.put(tensor) for name, tensor in batch.items()}
+
+
+def _joined(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    checkpoint = dict(rest)
+    for part in WEIGHTS:
+        if part in rest:
+            own = {name.removeprefix(f'{part}/'): t for name, t in tensors.items() if name.startswith(f'{part}/')}
+            checkpoint[part] = {**own, **rest[part]}
+    if 'ema_state_dict' in checkpoint:
+        # As MMEngine's averaged models keep it.
+        checkpoint['ema_state_dict']['steps'] = torch.tensor(checkpoint['ema_state_dict']['steps'])
+    if OPTIMIZER in rest:
+        states = {
+            name: _whole_optimizer(state, tensors, optimizer_prefix(name))
+            for name, state in optimizers_in(rest[OPTIMIZER]).items()
+        }
+        checkpoint[OPTIMIZER] = states.get('', states)
+    return checkpoint
+
+
+def _whole_optimizer(rest: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
+    """By numbers of parameters, as ``Optimizer.state_dict`` has it."""
+    rest = dict(rest)
+    indices = {name: i for i, name in enumerate(name for group in rest['param_names'] for name in group)}
+    state = {indices.get(name, name): dict(entries) for name, entries in rest['state'].items()}
+    for name, keys in rest.pop('shards').items():
+        state[indices[name]] |= {key: tensors[f'{prefix}{name}.{key}'] for key in keys}
+    return dict(rest, state=state)
+
+
+def _write(checkpoint: dict[str, Any], target: str) -> None:
+    suffix = Path(target).suffix
+    if suffix == '.safetensors':
+        _write_safetensors(checkpoint, target)
+    elif suffix in SUFFIXES:
+        write_checkpoint(plain(checkpoint), target)
+    else:
+        _write_shards(checkpoint, target)
+
+
+def _write_safetensors(checkpoint: dict[str, Any], target: str) -> None:
+    save_file = _safetensors().torch.save_file
+    weights = {name: value for name, value in checkpoint['state_dict'].items() if isinstance(value, Tensor)}
+    # It refuses tensors that share memory.
+    seen: set[int] = set()
+    for name, value in weights.items():
+        address = value.untyped_storage().data_ptr()
+        weights[name] = value.clone() if address in seen or not value.is_contiguous() else value
+        seen.add(address)
+    with written_whole(target) as part:
+        save_file(weights, part, metadata=dict(format='pt'))
+
+
+def _write_shards(checkpoint: dict[str, Any], target: str) -> None:
+    tensors, rest = split(checkpoint)
+    if 'steps' in rest.get('ema_state_dict', {}) or 'ema_state_dict/steps' in tensors:
+        rest['ema_state_dict']['steps'] = int(tensors.pop('ema_state_dict/steps'))
+    if OPTIMIZER in checkpoint:
+        states = {}
+        for name, state in optimizers_in(checkpoint[OPTIMIZER]).items():
+            shards, states[name] = _apart(state, checkpoint['state_dict'])
+            tensors |= {f'{optimizer_prefix(name)}{key}': tensor for key, tensor in shards.items()}
+        rest[OPTIMIZER] = states.get('', states)
+    save_sharded(tensors, rest, target)
+
+
+def _apart(state: dict[str, Any], weights: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Name an optimizer's state, and take what has a parameter's shape out of it."""
+    if 'param_names' not in state:
+        raise CheckpointError(
+            "the source's optimizer does not name its parameters, so that its state cannot be sharded: files of "
+            'mmzero do; convert the weights alone (--weights-only)'
+        )
+    names = [name for group in state['param_names'] for name in group]
+    shards: dict[str, Tensor] = {}
+    entries: dict[Any, dict[str, Any]] = {}
+    dtypes: dict[Any, dict[str, str]] = {}
+    for index, own in state['state'].items():
+        name = names[index] if isinstance(index, int) else index
+        taken = {key: value for key, value in own.items() if _is_like(value, weights.get(name))}
+        entries[name] = {key: value for key, value in own.items() if key not in taken}
+        shards |= {f'{name}.{key}': value for key, value in taken.items()}
+        if taken:
+            dtypes[name] = {key: str(value.dtype).removeprefix('torch.') for key, value in taken.items()}
+    return shards, dict(state, state=entries, shards=dtypes)
+
+
+def _is_like(value: Any, weight: Any) -> bool:
+    if not isinstance(value, Tensor) or not isinstance(weight, Tensor):
+        return False
+    return value.dim() > 0 and value.shape == weight.shape

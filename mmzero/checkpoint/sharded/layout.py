@@ -1,0 +1,93 @@
+"""Names in a sharded checkpoint: of weights, and of an optimizer's state by its parameters."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from mmzero.checkpoint.plain import message_hub_state
+from mmzero.checkpoint.sharded.load import SavedTensor, load_saved
+from mmzero.errors import CheckpointError
+
+WEIGHTS = ('state_dict', 'ema_state_dict')
+"""Entries of a checkpoint that are weights by name."""
+OPTIMIZER = 'optimizer'
+LOAD = 'load_shards'
+"""The key of an optimizer's state under which stands what reads its shards."""
+
+
+def optimizer_prefix(name: str = '') -> str:
+    """The first part of the names of an optimizer's shards.
+
+    Args:
+        name (str): Its own, where there are several. Defaults to none.
+
+    Returns:
+        str: The prefix.
+    """
+    return f'{OPTIMIZER}.{name}/' if name else f'{OPTIMIZER}/'
+
+
+def split(checkpoint: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Take weights out of a checkpoint.
+
+    Args:
+        checkpoint (dict): With weights whole, or as this rank's shards; not changed.
+
+    Returns:
+        tuple[dict[str, Tensor], dict]: Tensors by their names in a sharded checkpoint, and the rest.
+    """
+    tensors: dict[str, Tensor] = {}
+    rest = dict(checkpoint)
+    for part in WEIGHTS:
+        if part in checkpoint:
+            own = {name: value for name, value in checkpoint[part].items() if isinstance(value, Tensor)}
+            tensors |= {f'{part}/{name}': value for name, value in own.items()}
+            rest[part] = {name: value for name, value in checkpoint[part].items() if name not in own}
+    return tensors, rest
+
+
+def join(rest: dict[str, Any], known: Mapping[str, SavedTensor]) -> dict[str, Any]:
+    """Make a checkpoint in whose places of tensors is what tells where they were saved.
+
+    Args:
+        rest (dict): What was read of the checkpoint.
+        known (Mapping[str, SavedTensor]): Its tensors.
+
+    Returns:
+        dict: The checkpoint, with what loads an optimizer's shards among its state.
+    """
+    checkpoint = dict(rest)
+    if 'message_hub' in rest:
+        checkpoint['message_hub'] = message_hub_state(rest['message_hub'])
+    for part in WEIGHTS:
+        if part in rest:
+            own = {name.removeprefix(f'{part}/'): saved for name, saved in known.items() if name.startswith(f'{part}/')}
+            checkpoint[part] = {**own, **rest[part]}
+    if OPTIMIZER in rest:
+        states = {
+            name: dict(state, **{LOAD: partial(_load, optimizer_prefix(name), known)})
+            for name, state in optimizers_in(rest[OPTIMIZER]).items()
+        }
+        checkpoint[OPTIMIZER] = states.get('', states)
+    return checkpoint
+
+
+def optimizers_in(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The states of optimizers by name.
+
+    Args:
+        state (dict): What is saved as ``optimizer``.
+
+    Returns:
+        dict[str, dict]: One of several optimizers by its name; of a single one the name is ''.
+    """
+    return {'': state} if 'param_groups' in state else state
+
+
+def _load(prefix: str, known: Mapping[str, SavedTensor], targets: dict[str, Tensor]) -> None:
+    missing = [name for name in targets if f'{prefix}{name}' not in known]
+    if missing:
+        raise CheckpointError(f"the checkpoint has no state {missing[:5]} of this run's optimizer")
+    load_saved([(known[f'{prefix}{name}'], target) for name, target in targets.items()])
