@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,25 @@ def convert_checkpoint(source: str, target: str, dtype: torch.dtype | None = Non
         _write(checkpoint, target)
 
 
+def export_weights(folder: str, target: str, dtype: torch.dtype | None) -> None:
+    """Write the weights of a sharded checkpoint, and its meta data, as a file in the OpenMMLab layout. On one rank.
+
+    Args:
+        folder (str): The checkpoint.
+        target (str): The file, which is replaced.
+        dtype (torch.dtype, optional): Of floating weights; None: as they are.
+
+    Raises:
+        CheckpointError: If the folder cannot be read, or the file written.
+    """
+    with scratch_beside(target) as scratch:
+        checkpoint = whole_checkpoint(folder, scratch, only=('state_dict',))
+        if dtype is not None:
+            weights = checkpoint['state_dict'].items()
+            checkpoint['state_dict'] = {name: _cast(value, dtype, scratch) for name, value in weights}
+        write_checkpoint(plain({name: checkpoint[name] for name in ('meta', 'state_dict')}), target)
+
+
 def _cast(value: Any, dtype: torch.dtype, scratch: Scratch) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == dtype:
         return value
@@ -85,12 +105,15 @@ def _safetensors() -> Any:
         raise CheckpointError('.safetensors files need the package safetensors: pip install safetensors') from None
 
 
-def whole_checkpoint(folder: str | os.PathLike, scratch: Scratch) -> dict[str, Any]:
+def whole_checkpoint(
+    folder: str | os.PathLike, scratch: Scratch, only: Sequence[str] = (*WEIGHTS, OPTIMIZER)
+) -> dict[str, Any]:
     """Read a sharded checkpoint as one in the OpenMMLab layout. Without other ranks.
 
     Args:
         folder (str or PathLike): The checkpoint.
         scratch (Scratch): Takes its tensors.
+        only (Sequence[str]): Entries of which tensors are read; others are left out. Defaults to all.
 
     Returns:
         dict: As a full checkpoint holds it.
@@ -101,6 +124,9 @@ def whole_checkpoint(folder: str | os.PathLike, scratch: Scratch) -> dict[str, A
     state = complete(folder)
     check_sums(state, state.files)
     rest, known = load_rest(folder), tensors_in(folder)
+    for entry in {*WEIGHTS, OPTIMIZER} - set(only):
+        rest.pop(entry, None)
+        known = {name: saved for name, saved in known.items() if not name.startswith((f'{entry}/', f'{entry}.'))}
     tensors: dict[str, Tensor] = {}
     batch: dict[str, Tensor] = {}
     for name, saved in known.items():

@@ -43,7 +43,24 @@ class ZeroCheckpointHook(CheckpointHook):
             backend_args=self.backend_args,
             **self.args,
         )
-        runner.once_saved(lambda: self._settle(runner.work_dir, path, outdated))
+        runner.once_saved(lambda: self._settle(runner, path, outdated))
+
+    def after_train(self, runner) -> None:  # type: ignore # noqa: D102
+        runner.finish_saving()
+        if not runner.saves_shards:
+            super().after_train(runner)
+            return
+        last, best = [self.last_ckpt] if self.last_ckpt is not None else [], self._best()
+        for path in dict(last=last, best=best, all=[*last, *best]).get(runner.saving.export, []):
+            if runner.saving.export != 'all':
+                runner.export(path)
+            if self.published_keys is not None:
+                self._publish_model(runner, f'{path}.pth')
+
+    def _best(self) -> list[str]:
+        single = getattr(self, 'best_ckpt_path', None)
+        paths = [single] if single else getattr(self, 'best_ckpt_path_dict', {}).values()
+        return [path for path in paths if path]
 
     def _keep(self, runner: Any, step: int) -> list[str]:
         """Note which checkpoints there will be; gives those that there will not."""
@@ -54,30 +71,45 @@ class ZeroCheckpointHook(CheckpointHook):
         return [self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(old)) for old in outdated]
 
     @master_only
-    def _settle(self, work_dir: str, path: str, outdated: list[str]) -> None:
-        note = Path(work_dir) / 'last_checkpoint'
+    def _settle(self, runner: Any, path: str, outdated: list[str]) -> None:
+        note = Path(runner.work_dir) / 'last_checkpoint'
         part = note.with_name(f'{note.name}.part')
         part.write_text(path)
         os.replace(part, note)
-        _remove(self.file_backend, outdated)
+        self._export_all(runner, [path])
+        self._remove(runner, self.file_backend, outdated)
+
+    @staticmethod
+    def _export_all(runner: Any, paths: list[str]) -> None:
+        for path in paths if runner.saves_shards and runner.saving.export == 'all' else []:
+            runner.export_here(path)
+
+    @staticmethod
+    def _remove(runner: Any, backend: Any, paths: list[str]) -> None:
+        for path in paths:
+            if backend.isfile(path):
+                backend.remove(path)
+            elif backend.isdir(path):
+                backend.rmtree(path)
+            if runner.saves_shards and backend.isfile(f'{path}.pth'):
+                backend.remove(f'{path}.pth')
 
     def _save_best_checkpoint(self, runner, metrics) -> None:  # type: ignore
         # An evaluation alone has no backend, and saves nothing.
-        backend = getattr(self, 'file_backend', None)
+        backend, before = getattr(self, 'file_backend', None), self._best()
         self.file_backend = deferred = _Deferred(backend)
         try:
             super()._save_best_checkpoint(runner, metrics)
         finally:
             self.file_backend = backend
-        runner.once_saved(lambda: _remove(backend, deferred.outdated))
+        better = [path for path in self._best() if path not in before]
+        if better:
+            runner.once_saved(lambda: self._settle_best(runner, backend, better, deferred.outdated))
 
-
-def _remove(backend: Any, paths: list[str]) -> None:
-    for path in paths:
-        if backend.isfile(path):
-            backend.remove(path)
-        elif backend.isdir(path):
-            backend.rmtree(path)
+    @master_only
+    def _settle_best(self, runner: Any, backend: Any, better: list[str], outdated: list[str]) -> None:
+        self._export_all(runner, better)
+        self._remove(runner, backend, outdated)
 
 
 class _Deferred:

@@ -98,15 +98,18 @@ def _check_files(cfg: dict, faults: Faults) -> None:
 
 
 def _check_saving(cfg: dict, faults: Faults) -> None:
-    if read_checkpoint_config(cfg.get('checkpoint'), faults).format != 'sharded':
+    saving = read_checkpoint_config(cfg.get('checkpoint'), faults)
+    if saving.format != 'sharded':
         return
     hooks = cfg.get('default_hooks')
     hook = hooks.get('checkpoint') if isinstance(hooks, Mapping) else None
     if not isinstance(hook, Mapping):
         return
     path, why = 'default_hooks.checkpoint', "with checkpoint=dict(format='sharded')"
-    if hook.get('published_keys') is not None:
-        faults.add(f'{path}.published_keys', f"publishes a .pth, which there is none of {why}; use format='full'")
+    if hook.get('published_keys') is not None and saving.export is None:
+        faults.add(f'{path}.published_keys', f"publishes a .pth; {why} say export='last' or 'best' beside it")
+    if saving.export == 'best' and not hook.get('save_best'):
+        faults.add('checkpoint.export', f"got 'best', and {path}.save_best is not set; set it, or use 'last'")
     for name in ('backend_args', 'file_client_args'):
         if hook.get(name) is not None:
             faults.add(f'{path}.{name}', f'{why} ranks write into a folder of a file system; remove it')

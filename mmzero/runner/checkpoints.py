@@ -34,6 +34,8 @@ from mmzero.checkpoint import (
     tensors_in,
     write_checkpoint,
 )
+from mmzero.checkpoint.convert import export_weights
+from mmzero.config import CheckpointConfig
 from mmzero.engines import meet, on_rank0
 from mmzero.hooks import RandomStateHook, ShardedEMA
 from mmzero.runner.shards import optimizer_parts
@@ -48,6 +50,7 @@ class CheckpointMixin(Runner):
     model: Any
     _read: tuple[str, dict] | None
     saves_shards: bool
+    saving: CheckpointConfig
     _background: BackgroundSave | None
     _wrapper: ZeroModelWrapper | None
     _resume: bool
@@ -118,6 +121,28 @@ class CheckpointMixin(Runner):
         tensors, rest = split(checkpoint)
         save = save_sharded if self._background is None else self._background.start
         save({**tensors, **shards}, rest, path)
+
+    def finish_saving(self) -> None:
+        """Wait for what is written beside training."""
+        if self._background is not None:
+            self._background.wait()
+
+    def export(self, folder: str) -> None:
+        """Write the weights of a sharded checkpoint as ``FOLDER.pth``, as ``checkpoint.export_dtype`` says. Collective.
+
+        Args:
+            folder (str): The checkpoint.
+        """
+        on_rank0(lambda: self.export_here(folder))
+
+    def export_here(self, folder: str) -> None:
+        """As :meth:`export`, on one rank, while the others go on.
+
+        Args:
+            folder (str): The checkpoint.
+        """
+        export_weights(folder, f'{folder}.pth', self.saving.export_dtype)
+        self.logger.info(f'exported {folder}.pth')
 
     def once_saved(self, work: Callable[[], None]) -> None:
         """Do something once the checkpoint that was saved last is complete; left out where it cannot be written.

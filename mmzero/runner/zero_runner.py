@@ -78,9 +78,9 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self._model_cfg = copy.deepcopy(model) if isinstance(model, dict) else None
         self._training = False
         # The check tells its faults.
-        saving = read_checkpoint_config(cfg.get('checkpoint'), Faults())
-        self.saves_shards = saving.format == 'sharded'
-        self._background = BackgroundSave() if saving.async_save else None
+        self.saving = read_checkpoint_config(cfg.get('checkpoint'), Faults())
+        self.saves_shards = self.saving.format == 'sharded'
+        self._background = BackgroundSave() if self.saving.async_save else None
         self._proven: set[str] = set()
         self._read: tuple[str, dict] | None = None
         doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
@@ -171,8 +171,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
                 self._train_loop = self.build_train_loop(self._train_loop)
             self.prepare()
             model = super().train()
-            if self._background is not None:
-                self._background.wait()
+            self.finish_saving()
             started('the end of training')
             return model
 

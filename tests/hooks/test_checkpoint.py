@@ -1,9 +1,11 @@
 """What is outdated goes once the next checkpoint is there."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
@@ -26,15 +28,15 @@ class Rising(BaseMetric):
         return dict(score=Rising.score)
 
 
-def runner_of(folder: Path, shards: bool, **hook: Any) -> Any:
-    runner = vector_runner(
+def runner_of(folder: Path, shards: bool, export: dict | None = None, **hook: Any) -> Any:
+    saving = dict(format='sharded', **(export or {})) if shards else dict()
+    return vector_runner(
         folder,
         train_cfg=dict(by_epoch=True, max_epochs=4, val_interval=1),
         val_evaluator=dict(type=Rising),
         default_hooks=dict(checkpoint=dict(dict(type='CheckpointHook', interval=1), **hook)),
+        cfg=dict(model_wrapper_cfg=dict(type='ZeroModelWrapper', stage=3), checkpoint=saving),
     )
-    runner.saves_shards = shards
-    return runner
 
 
 def names_in(folder: Path) -> list[str]:
@@ -82,3 +84,27 @@ def test_a_projects_hook_stays_one() -> None:
     assert isinstance(hook, Own) and isinstance(hook, ZeroCheckpointHook)
     assert keeping_the_last(hook) is hook
     assert type(HOOKS.build(dict(type='CheckpointHook'))) is CheckpointHook
+
+
+@pytest.mark.parametrize('asynchronous', [False, True])
+@pytest.mark.parametrize(
+    'export, wanted',
+    [
+        ('last', ['epoch_4.pth']),
+        ('best', ['best_score_epoch_4.pth']),
+        ('all', ['best_score_epoch_4.pth', 'epoch_4.pth']),
+    ],
+)
+def test_exports(tmp_path: Path, group: None, export: str, wanted: list[str], asynchronous: bool) -> None:
+    saving = dict(export=export, export_dtype='bfloat16', async_save=asynchronous)
+    runner = runner_of(tmp_path, True, saving, published_keys=['meta', 'state_dict'], **BEST)
+    runner.train()
+    found = names_in(tmp_path)
+    published = [name for name in found if re.search(r'-[0-9a-f]{8}\.pth$', name)]
+    assert len(published) == len(wanted)
+    assert [name for name in found if name.endswith('.pth') and name not in published] == wanted
+    for name in [*wanted, *published]:
+        file = torch.load(tmp_path / name, weights_only=True)
+        assert file.keys() == {'meta', 'state_dict'}
+        for key, value in runner.sharded.engine.model_state().items():
+            assert torch.equal(file['state_dict'][key], value.bfloat16()), key

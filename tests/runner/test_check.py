@@ -87,7 +87,9 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         (dict(checkpoint=dict(format='shard')), "checkpoint.format: got 'shard'; allowed: 'full', 'sharded'"),
         (dict(checkpoint=dict(fromat='full')), "checkpoint.fromat: unknown field; did you mean 'format'?"),
         (dict(checkpoint=dict(async_save=True)), "checkpoint.async_save: needs format='sharded'"),
-        (dict(checkpoint=dict(export='last')), 'checkpoint.export: is not supported yet'),
+        (dict(checkpoint=dict(export='last')), "checkpoint.export: is for format='sharded'"),
+        (dict(checkpoint=dict(format='sharded', export_dtype='float16')), 'checkpoint.export_dtype: is for export'),
+        (dict(checkpoint=dict(format='sharded', export='best')), "checkpoint.export: got 'best', and default_hooks"),
         (
             {'checkpoint': dict(format='sharded'), 'default_hooks.checkpoint.published_keys': ['state_dict']},
             'default_hooks.checkpoint.published_keys: publishes a .pth',
