@@ -423,6 +423,17 @@ def ddp_buffer_arguments(sync: bool) -> dict[str, Any]:
     return {'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers': sync}
 
 
+def broadcast_coalesced(tensors: list[torch.Tensor]) -> None:
+    """Give every rank the tensors of rank 0, in place, in buckets as DDP's. Collective.
+
+    Remove once torch has a public function that broadcasts several tensors at once.
+
+    Args:
+        tensors (list[torch.Tensor]): The same shapes and dtypes, in the same order, on every rank.
+    """
+    dist._broadcast_coalesced(dist.group.WORLD, tensors, 250 * 2**20, 0)
+
+
 def use_expandable_segments() -> None:
     """Let CUDA's allocator grow its segments, as ``PYTORCH_ALLOC_CONF=expandable_segments:True`` does from outside.
 

@@ -3,5 +3,6 @@
 from mmzero.hooks.ema import ShardedEMA, over_shards
 from mmzero.hooks.host_memory import HostMemoryHook
 from mmzero.hooks.random_state import RandomStateHook
+from mmzero.hooks.sync_norm import average_statistics, is_sync_norm
 
-__all__ = ['HostMemoryHook', 'RandomStateHook', 'ShardedEMA', 'over_shards']
+__all__ = ['HostMemoryHook', 'RandomStateHook', 'ShardedEMA', 'average_statistics', 'is_sync_norm', 'over_shards']

@@ -22,7 +22,7 @@ from mmzero.checkpoint import pretrained_loading
 from mmzero.config import Faults
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
-from mmzero.hooks import HostMemoryHook, RandomStateHook, over_shards
+from mmzero.hooks import HostMemoryHook, RandomStateHook, average_statistics, is_sync_norm, over_shards
 from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model
@@ -203,7 +203,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             raise
 
     def register_hook(self, hook: Hook | dict, priority: int | str | None = None) -> None:
-        """Register a hook; one that averages weights is told to do it over shards.
+        """Register a hook; one that averages weights or statistics is told to do it with a sharded model.
 
         Args:
             hook (Hook or dict): As Runner's.
@@ -213,6 +213,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         for known in self._hooks:
             if isinstance(known, EMAHook):
                 over_shards(known)
+            elif is_sync_norm(known):
+                average_statistics(known)
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks, and remember which loops have worked.
