@@ -83,7 +83,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             {'model_wrapper_cfg.offload': dict(params='cpu')},
             "model_wrapper_cfg.offload.params: 'cpu' is not supported yet",
         ),
-        ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
+        ({'model_wrapper_cfg.static_graph': True}, 'needs stage=0'),
         (dict(default_scope=None), "model.type: no class 'DINO' in the registry 'model'; mmdet has it: set"),
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
         (
