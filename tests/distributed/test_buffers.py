@@ -11,13 +11,16 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from mmzero import ZeroModelWrapper, ZeroRunner
+from mmzero import ZeroModelWrapper, ZeroOptimWrapper, ZeroRunner
+from mmzero._compat import ddp_buffer_arguments
 from mmzero.analysis.collectives import CollectiveLog
 from mmzero.errors import ConfigError
 from tests.distributed.cases import Faults, merged, refused
-from tests.distributed.gan import Gan
+from tests.distributed.gan import build_gan_pair, gan_batch
 from tests.distributed.ranks import run_ranks
+from tests.distributed.test_two_optimizers import OneNetwork, split
 from tests.models import toy_batch
 from tests.vectors import Count, Vectors, loader
 
@@ -178,3 +181,122 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Faults:
 @pytest.mark.parametrize('name', SETTINGS)
 def test_statistics_are_those_of_ddp(found: Faults, name: str, stage: int) -> None:
     assert not found[f'{name}, {stage}'], '\n'.join(found[f'{name}, {stage}'])
+
+
+def by_hand(build: Any) -> dict[str, torch.Tensor]:
+    """Two forwards before a backward, of which each has other buffers; then one without gradients."""
+    torch.manual_seed(0)
+    net = Normed()
+    model = build(net)
+    for step in range(3):
+        rank = dist.get_rank()
+        losses = [model(**toy_batch(10 * step + 2 * rank + i), mode='loss')['loss'] for i in range(2)]
+        sum(losses).backward()
+    with torch.no_grad():
+        model(**toy_batch(50 + rank), mode='loss')
+        model(**toy_batch(60 + rank), mode='loss')
+    return {name: buffer.clone() for name, buffer in net.named_buffers()}
+
+
+def forwards_by_hand() -> list[str]:
+    faults = []
+    for broadcast in (False, True):
+        wanted = by_hand(lambda net, flag=broadcast: DistributedDataParallel(net, **ddp_buffer_arguments(flag)))
+        for stage in STAGES:
+            fields = dict(wrapper_of(stage, broadcast_buffers=broadcast))
+            del fields['type']
+            found = by_hand(lambda net, fields=fields: ZeroModelWrapper(module=net, **fields))
+            faults += [f'{broadcast}, stage {stage}: {name}' for name in apart(found, wanted)]
+    return faults
+
+
+def what_it_costs() -> list[str]:
+    """One broadcast per dtype and optimizer step."""
+    counts = {}
+    for broadcast in (False, True):
+        fields = dict(wrapper_of(3, broadcast_buffers=broadcast))
+        del fields['type']
+        model = ZeroModelWrapper(module=Normed(), **fields)
+        optim = ZeroOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), accumulative_counts=2)
+        optim.initialize_count_status(model, 0, 4)
+        for step in range(4):
+            with CollectiveLog() as log:
+                model.train_step(toy_batch(step), optim)
+            counts[broadcast, step] = [(call.kind, call.elements) for call in log.calls if call.kind == 'broadcast']
+    # Means and variances, numbers of batches, and the one of the model's own.
+    wanted = sorted(('broadcast', elements) for elements in (6 * 12, 3, 1))
+    faults = [f'without: {counts[False, step]}' for step in range(4) if counts[False, step]]
+    faults += [f'step {step}: {counts[True, step]}' for step in (0, 2) if sorted(counts[True, step]) != wanted]
+    return faults + [f'micro-batch {step}: {counts[True, step]}' for step in (1, 3) if counts[True, step]]
+
+
+def uneven() -> list[str]:
+    """Where one rank has no more batches, and a copy of its first stands in, as at stage 0."""
+    faults = []
+    for counts in ([3, 1, 2, 2], [1, 3, 2, 2]):
+        found = []
+        for stage in (0, 3):
+            fields = dict(wrapper_of(stage, broadcast_buffers=True))
+            del fields['type']
+            torch.manual_seed(0)
+            model = ZeroModelWrapper(module=Normed(), **fields)
+            optim = ZeroOptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+            rank = dist.get_rank()
+            for number in model.join(range(counts[rank])):
+                model.train_step(toy_batch(10 * rank + number), optim)
+            found.append({name: buffer.clone() for name, buffer in model.module.named_buffers()})
+        faults += [f'{counts}: {name}' for name in apart(found[1], found[0])]
+    return faults
+
+
+class Doubling:
+    """What a project puts around a hook of mmdet."""
+
+    def before_val_epoch(self, runner: Any) -> None:
+        super().before_val_epoch(runner)  # type: ignore[misc]
+        for name, buffer in runner.model.module.named_buffers():
+            if name.endswith('running_mean'):
+                buffer.mul_(2)
+
+
+def a_derived_hook(folder: str) -> list[str]:
+    """Its own part runs, around what is averaged."""
+    from mmdet.engine.hooks import SyncNormHook
+
+    runs = []
+    for runner, wrapper in ((Runner, wrapper_of_ddp()), (ZeroRunner, wrapper_of(3))):
+        hook = type('Derived', (Doubling, SyncNormHook), {})()
+        runs.append(trained(f'{folder}/{runner.__name__}', runner, wrapper, dict(custom_hooks=[hook])))
+    return compare(runs[1], runs[0], True)
+
+
+def refusals() -> list[str]:
+    """One forward of the whole model is what it is about."""
+    faults: list[str] = []
+    for stage in (0, 3):
+        model, optim = build_gan_pair(OneNetwork(), split, dict(stage=stage, separate=False, broadcast_buffers=True), {})
+        with refused(faults, ConfigError, 'model_wrapper_cfg.broadcast_buffers: is for one forward per step'):
+            model.train_step(gan_batch(0), optim)
+    return faults
+
+
+def more(folder: str) -> Faults:
+    return {
+        'by hand': forwards_by_hand(),
+        'what it costs': what_it_costs(),
+        'uneven': uneven(),
+        'derived': a_derived_hook(f'{folder}/derived'),
+        'refusals': refusals(),
+    }
+
+
+def test_more(tmp_path: Path) -> None:
+    for case, faults in merged(run_ranks(2, more, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults[:8]}'
+
+
+@pytest.mark.slow
+def test_on_four_ranks(tmp_path: Path) -> None:
+    """Where rank 0's neighbours are replicas of it, too."""
+    for case, faults in merged(run_ranks(4, statistics, str(tmp_path), (1, 3))).items():
+        assert not faults, f'{case}: {faults[:8]}'
