@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.hooks import EMAHook, Hook
-from mmengine.model import convert_sync_batchnorm, revert_sync_batchnorm
+from mmengine.model import BaseTTAModel, convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import Runner, find_latest_checkpoint
@@ -77,6 +77,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # Building changes the config.
         self._model_cfg = copy.deepcopy(model) if isinstance(model, dict) else None
         self._training = False
+        self._is_merged = False
         self._proven: set[str] = set()
         self._read: tuple[str, dict] | None = None
         doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
@@ -226,6 +227,13 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         super().call_hook(fn_name, **kwargs)
         if fn_name in _PROOFS:
             self._proven.add(_PROOFS[fn_name])
+        if fn_name == 'before_test' and isinstance(self.model, BaseTTAModel) and self.model.module is self._wrapper:
+            # PrepareTTAHook has put it around the wrapper.
+            self.model.module = self.sharded.module
+            self._merge_by(self.model)
+            self._is_merged = True
+        elif fn_name == 'after_test' and self._is_merged:
+            self.model, self._is_merged = self.sharded, False
 
     def _keep_traceback(self, text: str) -> str | None:
         """Write a traceback to the log file alone."""
@@ -258,9 +266,12 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # One that merges test-time augmentations calls the model inside, which is sharded in place.
         self.model = self._wrapper if inner is model else model
         if inner is not model:
-            merging: Any = model
-            merging.test_step = self._wrapper.around(merging.test_step)
+            self._merge_by(model)
         set_random_seed(self._seed, deterministic=self._deterministic)
+
+    def _merge_by(self, model: Any) -> None:
+        """Let a model that merges test-time augmentations run the sharded one inside as the wrapper does."""
+        model.test_step = self.sharded.around(model.test_step)
 
     @property
     def sharded(self) -> ZeroModelWrapper:
