@@ -455,7 +455,7 @@ def broadcast_coalesced(tensors: list[torch.Tensor]) -> None:
     Args:
         tensors (list[torch.Tensor]): The same shapes and dtypes, in the same order, on every rank.
     """
-    dist._broadcast_coalesced(dist.group.WORLD, tensors, 250 * 2**20, 0)
+    dist._broadcast_coalesced(distributed_c10d._get_default_group(), tensors, 250 * 2**20, 0)
 
 
 def use_expandable_segments() -> None:

@@ -31,9 +31,7 @@ SYNC_NORM = dict(type='mmdet.SyncNormHook', priority=48)
 EMA = dict(type='EMAHook', ema_type='ExponentialMovingAverage', momentum=0.1, update_buffers=True, priority=49)
 BY_ITER = dict(train_cfg=dict(by_epoch=False, max_iters=6, val_interval=3))
 OF_CHECKPOINT = dict(default_hooks=dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=6)))
-ACCUMULATING = dict(
-    optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1), accumulative_counts=3)
-)
+ACCUMULATING = dict(optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1), accumulative_counts=3))
 _numbers = itertools.count()
 
 # What the config asks for: arguments of the runner, of the wrapper, and whether ranks have the same statistics in val.
@@ -274,7 +272,9 @@ def refusals() -> list[str]:
     """One forward of the whole model is what it is about."""
     faults: list[str] = []
     for stage in (0, 3):
-        model, optim = build_gan_pair(OneNetwork(), split, dict(stage=stage, separate=False, broadcast_buffers=True), {})
+        model, optim = build_gan_pair(
+            OneNetwork(), split, dict(stage=stage, separate=False, broadcast_buffers=True), {}
+        )
         with refused(faults, ConfigError, 'model_wrapper_cfg.broadcast_buffers: is for one forward per step'):
             model.train_step(gan_batch(0), optim)
     return faults

@@ -131,13 +131,11 @@ def default_hooks(folder: str, stage: int) -> list[str]:
     faults, seen = [], []
     data = dict(loader(Vectors(4 * dist.get_world_size())))
     data['sampler'] = dict(type='DefaultSampler', shuffle=True)
-    for run in (runner_of(f'{folder}/own', stage, train_dataloader=data, **DEFAULTS), None):
+    for own in (runner_of(f'{folder}/own', stage, train_dataloader=data, **DEFAULTS), None):
         # torch refuses to read MMEngine's own checkpoints, and with that what publishes them.
         stock = dict(DEFAULTS['default_hooks']['checkpoint'], published_keys=None)  # type: ignore[index]
         hooks = dict(DEFAULTS['default_hooks'], checkpoint=stock)  # type: ignore[arg-type]
-        runner = run or stock_runner(
-            f'{folder}/stock', train_dataloader=data, **dict(DEFAULTS, default_hooks=hooks)
-        )
+        runner = own or stock_runner(f'{folder}/stock', train_dataloader=data, **dict(DEFAULTS, default_hooks=hooks))
         epochs = Notes('after_train_epoch', lambda runner: runner.train_dataloader.sampler.epoch)
         infos = Notes('after_train_iter', info)
         for hook in (epochs, infos):
