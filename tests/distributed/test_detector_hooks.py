@@ -140,7 +140,8 @@ def pipeline_switch(folder: str, stage: int, digits: str) -> list[str]:
     other.insert(2, dict(type='Resize', scale=(32, 32), keep_ratio=False))
     for workers in (0, 1):
         hook = dict(type='PipelineSwitchHook', switch_epoch=1, switch_pipeline=other)
-        own = dino_config(f'{folder}/{workers}', stage, digits, custom_hooks=[hook], train_cfg__max_epochs=3)
+        changes = dict(custom_hooks=[hook], train_cfg__max_epochs=3, train_cfg__val_interval=9)
+        own = dino_config(f'{folder}/{workers}', stage, digits, **changes)
         own.train_dataloader.update(num_workers=workers, persistent_workers=bool(workers))
         runner = RUNNERS.build(own)
         sizes = Notes('after_train_iter', lambda runner, batch_idx, data_batch, outputs: batch_size(data_batch))
