@@ -22,8 +22,8 @@ def is_sync_norm(hook: Hook) -> bool:
 def average_statistics(hook: Hook) -> None:
     """Let a SyncNormHook average the running statistics of norm layers before val, and nothing else.
 
-    By itself it averages their whole state: weights, which are the same on every rank, too, and would all-reduce
-    shards as if they were whole. What a derived class does around it stays.
+    By itself it averages their whole state, in one tensor: weights, which are the same on every rank, too, and which
+    are shards that no plain tensor can be joined with. What a derived class does around it stays.
 
     Args:
         hook (Hook): One that was built; it is changed.
