@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 # The modes have no public home; remove once they do.
 from torch.overrides import TorchFunctionMode as TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -473,6 +474,40 @@ def ddp_buffer_arguments(sync: bool) -> dict[str, Any]:
     """
     known = inspect.signature(DistributedDataParallel).parameters
     return {'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers': sync}
+
+
+@contextmanager
+def pretended_process_group(world_size: int) -> Iterator[None]:
+    """A process group of this rank and others that are not there, in which collectives do nothing.
+
+    What is built in it asks for the number of ranks, as in the run. Does nothing where a process group exists. Remove
+    once torch's fake process group is public.
+
+    Args:
+        world_size (int): Number of ranks.
+
+    Yields:
+        None: Inside, ``torch.distributed`` is initialized.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group('fake', store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def broadcast_coalesced(tensors: list[torch.Tensor]) -> None:
+    """Give every rank the tensors of rank 0, in place, in buckets as DDP's. Collective.
+
+    Remove once torch has a public function that broadcasts several tensors at once.
+
+    Args:
+        tensors (list[torch.Tensor]): The same shapes and dtypes, in the same order, on every rank.
+    """
+    dist._broadcast_coalesced(distributed_c10d._get_default_group(), tensors, 250 * 2**20, 0)
 
 
 def use_expandable_segments() -> None:

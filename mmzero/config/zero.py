@@ -162,8 +162,8 @@ class ZeroConfig:
             of its own, as under MMSeparateDistributedDataParallel, for a model whose ``train_step`` takes several
             optimizers. A dict gives the ``param_dtype`` of some children's units. Defaults to False.
         find_unused_parameters (bool): As MMDistributedDataParallel's argument. Defaults to False.
-        broadcast_buffers (bool): As DDP's argument, stage 0 only; other stages refuse it. Defaults to False,
-            as MMEngine sets it.
+        broadcast_buffers (bool): As DDP's argument, at every stage: before a forward of training, once per optimizer
+            step, every rank gets rank 0's buffers. Defaults to False, as MMEngine sets it.
         static_graph (bool, optional): DDP's own argument, stage 0 only. Defaults to None.
         no_sync (bool): Whether gradients of micro-batches before the last stay where they are, unsharded, so that
             each unit reduces once per optimizer step: 4 bytes per parameter more on every rank. Stage 3 only, since
@@ -219,12 +219,13 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     if config.no_sync and config.stage != 3:
         advice = 'is what stage=1 does; use stage=1' if config.stage == 2 else 'is done by itself; remove it'
         faults.add(f'{path}.no_sync', f'at stage={config.stage} it {advice}')
+    if config.separate and config.broadcast_buffers:
+        why = 'is for one forward per step; with several optimizers, use the hook SyncBuffersHook'
+        faults.add(f'{path}.broadcast_buffers', why)
     if config.stage == 0:
         _refuse_at_stage_0(config, path, faults)
-    else:
-        for name in ('broadcast_buffers', 'static_graph'):
-            if getattr(config, name):
-                faults.add(f'{path}.{name}', f'is an argument of DDP and needs stage=0; got stage={config.stage}')
+    elif config.static_graph:
+        faults.add(f'{path}.static_graph', f'is an argument of DDP and needs stage=0; got stage={config.stage}')
     return config
 
 
@@ -279,6 +280,6 @@ def _refuse_at_stage_0(config: ZeroConfig, path: str, faults: Faults) -> None:
         faults.add(f'{path}.precision.keep_fp32', 'needs stage 1, 2 or 3; under DDP all weights keep their dtype')
     if config.mesh.replicate > 1:
         faults.add(f'{path}.mesh', 'needs stage 1, 2 or 3; at stage 0 every rank holds all')
-    for name in ('broadcast_buffers', 'static_graph'):
-        if config.separate and getattr(config, name):
-            faults.add(f'{path}.{name}', 'is an argument of DDP, and separate averages gradients without it; remove it')
+    if config.separate and config.static_graph:
+        why = 'is an argument of DDP, and separate averages gradients without it; remove it'
+        faults.add(f'{path}.static_graph', why)

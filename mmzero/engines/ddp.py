@@ -24,7 +24,6 @@ from mmzero.engines.materialize import (
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
-from mmzero.errors import ConfigError
 from mmzero.policies import Gathering, WrapPlan
 
 # DDP's defaults: the first bucket is small, so that reducing starts early.
@@ -83,10 +82,7 @@ class DDPEngine(ParamGradEngine):
         # [Note: without DDP]
         self.averages_at_step = True
         self._forward = self.module
-        for name in ('broadcast_buffers', 'static_graph'):
-            if getattr(self.config, name):
-                why = 'is for DDP, which is not used where the model itself steps several optimizers; remove it'
-                raise ConfigError([f'model_wrapper_cfg.{name}: {why}'])
+        self.refuse_where_model_steps('broadcast_buffers', 'static_graph')
 
     @override
     def finish_gradients(self, only: set[int] | None = None) -> None:

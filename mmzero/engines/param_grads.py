@@ -16,6 +16,7 @@ from mmzero.engines.base import Engine, assert_bound
 from mmzero.engines.gradients import any_nonfinite, describe_nonfinite, norms_by_part
 from mmzero.engines.loss_scaler import LossScaler
 from mmzero.engines.options import Clip, StepOptions, StepOutcome
+from mmzero.errors import ConfigError
 from mmzero.policies import WrapPlan
 
 _ALL = ''
@@ -38,6 +39,20 @@ class ParamGradEngine(Engine):
             model (nn.Module): The model, the same on every rank, its buffers in place.
             plan (WrapPlan): The units, the outermost last.
         """
+
+    def refuse_where_model_steps(self, *names: str) -> None:
+        """Refuse fields that are about the forward of the whole model, where the model's own step calls its parts.
+
+        Args:
+            *names (str): Fields of the config.
+
+        Raises:
+            ConfigError: If one is set.
+        """
+        for name in names:
+            if getattr(self.config, name):
+                why = 'is for one forward per step, and here the model itself steps several optimizers; remove it'
+                raise ConfigError([f'model_wrapper_cfg.{name}: {why}'])
 
     def watch_over(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027
         """Watch iterations of a whole model, of which this engine has sharded one child.

@@ -4,12 +4,15 @@ from mmzero.hooks.checkpoint import ZeroCheckpointHook, keeping_the_last
 from mmzero.hooks.ema import ShardedEMA, over_shards
 from mmzero.hooks.host_memory import HostMemoryHook
 from mmzero.hooks.random_state import RandomStateHook
+from mmzero.hooks.sync_norm import average_statistics, is_sync_norm
 
 __all__ = [
     'HostMemoryHook',
     'RandomStateHook',
     'ShardedEMA',
     'ZeroCheckpointHook',
+    'average_statistics',
+    'is_sync_norm',
     'keeping_the_last',
     'over_shards',
 ]

@@ -11,7 +11,7 @@ import torch
 from mmengine.registry import MODELS, TASK_UTILS, DefaultScope
 from torch import nn
 
-from mmzero._compat import build_with_meta_parameters
+from mmzero._compat import build_with_meta_parameters, pretended_process_group
 from mmzero.config import CheckpointingConfig, Faults, ZeroConfig
 from mmzero.config.reader import optional_dtype
 from mmzero.config.step import read_grad_norms
@@ -49,7 +49,9 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
         return []
     model = cfg['model']
     if not isinstance(model, nn.Module):
-        model = build_on_meta(model, cfg, scope, faults)
+        # Some models ask for the number of ranks when they are built, and are others then.
+        with pretended_process_group(_world_size(cfg, config) or 1):
+            model = build_on_meta(model, cfg, scope, faults)
     if model is None:
         return []
     _check_plan(cfg, config, model, faults)
@@ -62,9 +64,8 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
         check_budget(optim_wrapper, has_budget, checkpointing_path(cfg), faults)
     doubts += _check_paramwise(optim_wrapper, model, scope, faults)
     _check_grad_norms(optim_wrapper, model, faults)
-    on_cpu = not torch.cuda.is_available()
-    if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
-        faults.add('sync_bn' if cfg.get('sync_bn') else 'model', 'SyncBatchNorm needs GPUs; use BatchNorm (BN) on CPUs')
+    if cfg.get('launcher', 'none') != 'none':
+        _check_sync_bn(cfg.get('sync_bn'), model, faults)
     return doubts
 
 
@@ -254,5 +255,32 @@ def _hidden_modules(model: nn.Module) -> list[str]:
     ]
 
 
-def _has_sync_bn(cfg: dict, model: nn.Module) -> bool:
-    return bool(cfg.get('sync_bn')) or any(isinstance(layer, nn.SyncBatchNorm) for layer in model.modules())
+def _check_sync_bn(convert: Any, model: nn.Module, faults: Faults) -> None:
+    """Refuse norms that ranks compute together where they cannot; a single process makes plain ones of them."""
+    of_torch = [name for name, layer in model.named_modules() if isinstance(layer, nn.SyncBatchNorm)]
+    of_mmcv = [
+        name
+        for name, layer in model.named_modules()
+        if any(cls.__name__ == 'SyncBatchNorm' and cls.__module__.startswith('mmcv.') for cls in type(layer).__mro__)
+    ]
+    if not torch.cuda.is_available():
+        if convert:
+            faults.add('sync_bn', 'SyncBatchNorm needs GPUs; remove it, so that BatchNorm (BN) stays, on CPUs')
+        elif of_torch or of_mmcv:
+            named = _named(of_torch or of_mmcv)
+            advice = "use BatchNorm on CPUs: norm_cfg=dict(type='BN'), in RTMDet use_syncbn=False"
+            faults.add('model', f'{named}: SyncBatchNorm needs GPUs; {advice}')
+    elif (of_mmcv or convert == 'mmcv') and _lacks_operators():
+        why = "the SyncBatchNorm of mmcv needs mmcv's compiled operators, and this is mmcv-lite; install mmcv, or use "
+        where, instead = ('model', "norm_cfg=dict(type='SyncBN')") if of_mmcv else ('sync_bn', "sync_bn='torch'")
+        faults.add(where, f'{_named(of_mmcv)}: {why}{instead}' if of_mmcv else f'{why}{instead}')
+
+
+def _named(names: list[str]) -> str:
+    return names[0] + (f' and {len(names) - 1} more' if len(names) > 1 else '')
+
+
+def _lacks_operators() -> bool:
+    from mmzero.integrations.mmcv import install_stand_in
+
+    return install_stand_in()

@@ -8,6 +8,7 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
+from mmzero._compat import pretended_process_group
 from mmzero.config import CheckpointingConfig, Faults, ZeroConfig, read_zero_config
 from mmzero.config.reader import optional_dtype
 from mmzero.engines import build_engine, plan_units
@@ -96,7 +97,7 @@ def prepare_plan(cfg: Mapping, name: str, *, world_size: int, stage: int | None 
         build_policy(config.wrap_policy)
     except ValueError as error:
         faults.add('model_wrapper_cfg.wrap_policy', str(error))
-    model = _model(dict(cfg), faults)
+    model = _model(dict(cfg), world_size, faults)
     faults.raise_if_any()
     if model is None:
         raise RuntimeError('no model and no fault')
@@ -123,7 +124,7 @@ def _fields(cfg: dict, remarks: list[str]) -> dict:
     return wrapper_fields(cfg, optim_wrapper)
 
 
-def _model(cfg: dict, faults: Faults) -> nn.Module | None:
+def _model(cfg: dict, world_size: int, faults: Faults) -> nn.Module | None:
     scope = default_scope(cfg, faults)
     model = cfg.get('model')
     if not isinstance(model, Mapping):
@@ -131,7 +132,8 @@ def _model(cfg: dict, faults: Faults) -> nn.Module | None:
         return None
     if scope is None:
         return None
-    with no_network():
+    # Some models ask for the number of ranks when they are built, and are others then.
+    with no_network(), pretended_process_group(world_size):
         return build_on_meta(model, cfg, scope, faults)  # type: ignore[arg-type]
 
 

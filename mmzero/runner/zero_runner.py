@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
-from mmengine.model import convert_sync_batchnorm, revert_sync_batchnorm
+from mmengine.model import BaseTTAModel, convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
@@ -22,7 +22,14 @@ from mmzero.checkpoint import BackgroundSave, is_sharded, pretrained_loading
 from mmzero.config import Faults, read_checkpoint_config
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
-from mmzero.hooks import HostMemoryHook, RandomStateHook, keeping_the_last, over_shards
+from mmzero.hooks import (
+    HostMemoryHook,
+    RandomStateHook,
+    average_statistics,
+    is_sync_norm,
+    keeping_the_last,
+    over_shards,
+)
 from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model, latest_checkpoint
@@ -81,6 +88,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self.saving = read_checkpoint_config(cfg.get('checkpoint'), Faults())
         self.saves_shards = self.saving.format == 'sharded'
         self._background = BackgroundSave() if self.saving.async_save else None
+        self._is_merged = False
         self._proven: set[str] = set()
         self._read: tuple[str, dict] | None = None
         doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
@@ -208,7 +216,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             raise
 
     def register_hook(self, hook: Hook | dict, priority: int | str | None = None) -> None:
-        """Register a hook; one that averages weights does it over shards, one that saves removes afterwards.
+        """Register a hook; one that averages does it with a sharded model, one that saves removes afterwards.
 
         Args:
             hook (Hook or dict): As Runner's.
@@ -220,6 +228,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
                 over_shards(known)
             elif isinstance(known, CheckpointHook):
                 keeping_the_last(known)
+            elif is_sync_norm(known):
+                average_statistics(known)
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks, and remember which loops have worked.
@@ -231,6 +241,13 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         super().call_hook(fn_name, **kwargs)
         if fn_name in _PROOFS:
             self._proven.add(_PROOFS[fn_name])
+        if fn_name == 'before_test' and isinstance(self.model, BaseTTAModel) and self.model.module is self._wrapper:
+            # PrepareTTAHook has put it around the wrapper.
+            self.model.module = self.sharded.module
+            self._merge_by(self.model)
+            self._is_merged = True
+        elif fn_name == 'after_test' and self._is_merged:
+            self.model, self._is_merged = self.sharded, False
 
     def _keep_traceback(self, text: str) -> str | None:
         """Write a traceback to the log file alone."""
@@ -263,9 +280,12 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # One that merges test-time augmentations calls the model inside, which is sharded in place.
         self.model = self._wrapper if inner is model else model
         if inner is not model:
-            merging: Any = model
-            merging.test_step = self._wrapper.around(merging.test_step)
+            self._merge_by(model)
         set_random_seed(self._seed, deterministic=self._deterministic)
+
+    def _merge_by(self, model: Any) -> None:
+        """Let a model that merges test-time augmentations run the sharded one inside as the wrapper does."""
+        model.test_step = self.sharded.around(model.test_step)
 
     @property
     def sharded(self) -> ZeroModelWrapper:

@@ -202,13 +202,19 @@ def test_no_kind_of_value_breaks_the_reader(cfg):
     assert line.startswith(f'{PATH}.{list(cfg)[-1]}')
 
 
-@pytest.mark.parametrize('name', ['broadcast_buffers', 'static_graph'])
 @pytest.mark.parametrize('stage', [1, 2, 3])
-def test_argument_of_ddp_needs_stage_0(name, stage):
-    fault = f'{PATH}.{name}: is an argument of DDP and needs stage=0; got stage={stage}'
-    assert faults_of(stage=stage, **{name: True}) == [fault]
-    assert faults_of(stage=stage, **{name: False}) == []
-    assert getattr(read(stage=0, **{name: True}), name) is True
+def test_static_graph_needs_stage_0(stage):
+    fault = f'{PATH}.static_graph: is an argument of DDP and needs stage=0; got stage={stage}'
+    assert faults_of(stage=stage, static_graph=True) == [fault]
+    assert faults_of(stage=stage, static_graph=False) == []
+    assert read(stage=0, static_graph=True).static_graph is True
+
+
+@pytest.mark.parametrize('stage', [0, 1, 2, 3])
+def test_broadcast_buffers_is_for_models_with_one_forward(stage):
+    assert read(stage=stage, broadcast_buffers=True).broadcast_buffers is True
+    (line,) = faults_of(stage=stage, separate=True, broadcast_buffers=True)
+    assert line.startswith(f'{PATH}.broadcast_buffers: is for one forward per step; with several optimizers')
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 Everything starts as it should; after two steps the ranks do different things.
 """
 
+import logging
 import os
 import signal
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +145,19 @@ def error(run: Run) -> None:
     run.train(2)
 
 
+def invalid_loss(run: Run) -> None:
+    """A hook of mmdet looks at the loss, which is not finite on rank 1; the step itself is skipped."""
+    from mmdet.engine.hooks import CheckInvalidLossHook
+
+    hook, logger = CheckInvalidLossHook(interval=1), logging.getLogger('invalid loss')
+    for step in range(3):
+        batch = toy_batch(step)
+        if dist.get_rank() == 1 and step == 1:
+            batch['inputs'] = batch['inputs'] * float('nan')
+        losses = run.model.train_step(batch, run.optim)
+        hook.after_train_iter(types.SimpleNamespace(iter=step, logger=logger), step, batch, losses)
+
+
 def memory(run: Run) -> None:
     if dist.get_rank() == 1:
         raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
@@ -221,6 +236,7 @@ CASES = {
     'save': save,
     'stage 0': train_against_val,
     'error': error,
+    'invalid loss': invalid_loss,
     'memory': memory,
     'killed': killed,
     'killed in a step': killed_in_a_step,

@@ -83,7 +83,6 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             {'model_wrapper_cfg.offload': dict(params='cpu'), 'model_wrapper_cfg.stage': 0},
             "model_wrapper_cfg.offload.params: got 'cpu' at stage=0",
         ),
-        ({'model_wrapper_cfg.broadcast_buffers': True}, 'needs stage=0'),
         (dict(checkpoint=dict(format='shard')), "checkpoint.format: got 'shard'; allowed: 'full', 'sharded'"),
         (dict(checkpoint=dict(fromat='full')), "checkpoint.fromat: unknown field; did you mean 'format'?"),
         (dict(checkpoint=dict(async_save=True)), "checkpoint.async_save: needs format='sharded'"),
@@ -102,6 +101,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             {'checkpoint': dict(format='sharded'), 'default_hooks.checkpoint.backend_args': dict(backend='local')},
             'default_hooks.checkpoint.backend_args: with checkpoint',
         ),
+        ({'model_wrapper_cfg.static_graph': True}, 'needs stage=0'),
         (dict(default_scope=None), "model.type: no class 'DINO' in the registry 'model'; mmdet has it: set"),
         (dict(launcher='pytorch'), "launcher 'pytorch' sets RANK/WORLD_SIZE"),
         (

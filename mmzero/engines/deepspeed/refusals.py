@@ -42,6 +42,8 @@ def _faults(config: ZeroConfig) -> Iterator[str]:
             yield f'{_PATH}.precision.{name}: {value} {yet}'
     if config.precision.keep_fp32:
         yield f'{_PATH}.precision.keep_fp32: {yet}. Everything is float32 there'
+    if config.broadcast_buffers:
+        yield f'{_PATH}.broadcast_buffers: {yet}'
     if config.find_unused_parameters:
         yield (
             f'{_PATH}.find_unused_parameters: is an argument of DDP that DeepSpeed does not have: a parameter that '

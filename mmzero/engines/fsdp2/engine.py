@@ -23,6 +23,7 @@ from mmzero._compat import (
     reduce_root_last,
     set_reduce_scatter_unused_params,
 )
+from mmzero.engines.buffers import BufferBroadcast
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import total_norm
 from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
@@ -131,6 +132,7 @@ class FSDP2Engine(ParamGradEngine):
         self.prefetch = ForwardPrefetch(self.units)
         self.following: Following | None = None
         self.double_backward = DoubleBackward(self.root)
+        self.buffers = BufferBroadcast(model) if self.config.broadcast_buffers else None
         self.model_steps = False
         self.adopt(model, plan.root.name)
 
@@ -153,6 +155,7 @@ class FSDP2Engine(ParamGradEngine):
     def let_model_step(self) -> None:
         if self.model_steps:
             return
+        self.refuse_where_model_steps('broadcast_buffers')
         self.model_steps = True
         # An optimizer may step between two units, and what was gathered ahead would be old.
         self.prefetch.turn_off()
@@ -160,10 +163,14 @@ class FSDP2Engine(ParamGradEngine):
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.buffers is not None:
+            self.buffers.before_forward()
         return self.root(*args, **kwargs)  # type: ignore[operator]
 
     @override
     def micro_step(self, is_last: bool) -> None:
+        if self.buffers is not None:
+            self.buffers.micro_step(is_last)
         # Unit by unit: what FSDP2 does by itself walks all modules of the model, in every micro-batch.
         for module in (*self.units, self.root):
             syncs = is_last or self.is_shared or self.rules.sync_every_micro_step
