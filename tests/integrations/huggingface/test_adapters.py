@@ -102,10 +102,11 @@ def dino() -> nn.Module:
 
     torch.manual_seed(0)
     adapter = dict(type='LoraConfig', r=2, target_modules=['qkv'])
+    cfg = copy.deepcopy(TINY_DINO)
+    # Re-entrant under stock DDP, which then finds parameters ready twice.
+    cfg['backbone']['with_cp'] = False
     with DefaultScope.overwrite_default_scope('mmdet'):
-        model = MODELS.build(
-            dict(type='with_adapters', model=copy.deepcopy(TINY_DINO), peft=adapter, module='backbone')
-        )
+        model = MODELS.build(dict(type='with_adapters', model=cfg, peft=adapter, module='backbone'))
     model.init_weights()
     return model
 

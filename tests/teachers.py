@@ -1,0 +1,135 @@
+"""Small detectors of mmdet with a teacher inside, and their batches."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.detectors import PREPROCESSOR, build_detector
+from tests.models import detection_batch
+
+_NORM = dict(type='BN')
+_BACKBONE = dict(type='ResNet', depth=18, base_channels=8, stem_channels=8, norm_cfg=_NORM)
+
+# Its predictions need no compiled nms.
+CENTERNET = dict(
+    type='CenterNet',
+    data_preprocessor=PREPROCESSOR,
+    backbone=_BACKBONE,
+    neck=dict(type='CTResNetNeck', in_channels=64, num_deconv_filters=(32, 16, 16), num_deconv_kernels=(4, 4, 4), use_dcn=False),
+    bbox_head=dict(
+        type='CenterNetHead',
+        num_classes=5,
+        in_channels=16,
+        feat_channels=16,
+        loss_center_heatmap=dict(type='GaussianFocalLoss', loss_weight=1.0),
+        loss_wh=dict(type='L1Loss', loss_weight=0.1),
+        loss_offset=dict(type='L1Loss', loss_weight=1.0),
+    ),
+    test_cfg=dict(topk=10, local_maximum_kernel=3, max_per_img=10),
+)
+SEMI = dict(
+    type='SemiBaseDetector',
+    detector=CENTERNET,
+    data_preprocessor=dict(type='MultiBranchDataPreprocessor', data_preprocessor=PREPROCESSOR),
+    semi_train_cfg=dict(freeze_teacher=True, sup_weight=1.0, unsup_weight=2.0, cls_pseudo_thr=0.05, min_pseudo_bbox_wh=(1e-2, 1e-2)),
+    semi_test_cfg=dict(predict_on='teacher'),
+)
+
+_FPN = dict(type='FPN', in_channels=[8, 16, 32, 64], out_channels=16, start_level=1, add_extra_convs='on_output', num_outs=5)
+_ANCHORS = dict(type='AnchorGenerator', ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=[8, 16, 32, 64, 128])
+_TEST = dict(nms_pre=50, min_bbox_size=0, score_thr=0.0, nms=dict(type='nms', iou_threshold=0.6), max_per_img=10)
+_ATSS = dict(assigner=dict(type='ATSSAssigner', topk=9), allowed_border=-1, pos_weight=-1, debug=False)
+_GFL = dict(
+    num_classes=5,
+    in_channels=16,
+    stacked_convs=1,
+    feat_channels=16,
+    norm_cfg=dict(type='GN', num_groups=4),
+    anchor_generator=_ANCHORS,
+    loss_cls=dict(type='QualityFocalLoss', use_sigmoid=True, beta=2.0, loss_weight=1.0),
+    loss_dfl=dict(type='DistributionFocalLoss', loss_weight=0.25),
+    reg_max=4,
+    loss_bbox=dict(type='GIoULoss', loss_weight=2.0),
+)
+TEACHER = dict(
+    type='GFL',
+    data_preprocessor=PREPROCESSOR,
+    backbone=_BACKBONE,
+    neck=_FPN,
+    bbox_head=dict(_GFL, type='GFLHead'),
+    train_cfg=_ATSS,
+    test_cfg=_TEST,
+)
+DISTILLED = dict(
+    type='KnowledgeDistillationSingleStageDetector',
+    data_preprocessor=PREPROCESSOR,
+    teacher_config=dict(model=TEACHER),
+    teacher_ckpt=None,
+    backbone=_BACKBONE,
+    neck=_FPN,
+    bbox_head=dict(_GFL, type='LDHead', loss_ld=dict(type='KnowledgeDistillationKLDivLoss', loss_weight=0.25, T=10)),
+    train_cfg=_ATSS,
+    test_cfg=_TEST,
+)
+_PAA = dict(
+    type='LADHead',
+    reg_decoded_bbox=True,
+    score_voting=True,
+    topk=9,
+    num_classes=5,
+    in_channels=16,
+    stacked_convs=1,
+    feat_channels=16,
+    norm_cfg=dict(type='GN', num_groups=4),
+    anchor_generator=_ANCHORS,
+    bbox_coder=dict(type='DeltaXYWHBBoxCoder', target_means=[0.0] * 4, target_stds=[0.1, 0.1, 0.2, 0.2]),
+    loss_cls=dict(type='FocalLoss', use_sigmoid=True, gamma=2.0, alpha=0.25, loss_weight=1.0),
+    loss_bbox=dict(type='GIoULoss', loss_weight=1.3),
+    loss_centerness=dict(type='CrossEntropyLoss', use_sigmoid=True, loss_weight=0.5),
+)
+LAD = dict(
+    type='LAD',
+    data_preprocessor=PREPROCESSOR,
+    backbone=_BACKBONE,
+    neck=_FPN,
+    bbox_head=_PAA,
+    teacher_backbone=_BACKBONE,
+    teacher_neck=_FPN,
+    teacher_bbox_head=_PAA,
+    train_cfg=dict(
+        assigner=dict(type='MaxIoUAssigner', pos_iou_thr=0.1, neg_iou_thr=0.1, min_pos_iou=0, ignore_iof_thr=-1),
+        allowed_border=-1,
+        pos_weight=-1,
+        debug=False,
+    ),
+    test_cfg=dict(_TEST, score_voting=True),
+)
+
+
+def build(cfg: dict, seed: int = 0) -> nn.Module:
+    """Build a detector with its initial weights."""
+    torch.manual_seed(seed)
+    return build_detector(copy.deepcopy(cfg))
+
+
+def semi(threshold: float = 0.05) -> Any:
+    """A student and its teacher; labels of the teacher count from a score on."""
+    return build(dict(SEMI, semi_train_cfg=dict(SEMI['semi_train_cfg'], cls_pseudo_thr=threshold)))
+
+
+def semi_batch(seed: int) -> dict:
+    """One image with labels, and two without, each seen in two ways."""
+    import numpy as np
+
+    branches = dict(sup=detection_batch(seed, 1, 64))
+    plain = detection_batch(seed + 500, 2, 64)
+    for name, shift in (('unsup_teacher', 0.0), ('unsup_student', 3.0)):
+        one = copy.deepcopy(plain)
+        for sample in one['data_samples']:
+            matrix = np.array([[1, 0, shift], [0, 1, 0], [0, 0, 1]], dtype=np.float32)
+            sample.set_metainfo(dict(homography_matrix=matrix, flip=False, scale_factor=(1.0, 1.0)))
+        branches[name] = one
+    return {key: {name: list(branch[key]) for name, branch in branches.items()} for key in ('inputs', 'data_samples')}
