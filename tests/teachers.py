@@ -3,8 +3,8 @@
 import copy
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tests.detectors import PREPROCESSOR, build_detector
@@ -18,7 +18,13 @@ CENTERNET = dict(
     type='CenterNet',
     data_preprocessor=PREPROCESSOR,
     backbone=_BACKBONE,
-    neck=dict(type='CTResNetNeck', in_channels=64, num_deconv_filters=(32, 16, 16), num_deconv_kernels=(4, 4, 4), use_dcn=False),
+    neck=dict(
+        type='CTResNetNeck',
+        in_channels=64,
+        num_deconv_filters=(32, 16, 16),
+        num_deconv_kernels=(4, 4, 4),
+        use_dcn=False,
+    ),
     bbox_head=dict(
         type='CenterNetHead',
         num_classes=5,
@@ -34,12 +40,18 @@ SEMI = dict(
     type='SemiBaseDetector',
     detector=CENTERNET,
     data_preprocessor=dict(type='MultiBranchDataPreprocessor', data_preprocessor=PREPROCESSOR),
-    semi_train_cfg=dict(freeze_teacher=True, sup_weight=1.0, unsup_weight=2.0, cls_pseudo_thr=0.05, min_pseudo_bbox_wh=(1e-2, 1e-2)),
+    semi_train_cfg=dict(
+        freeze_teacher=True, sup_weight=1.0, unsup_weight=2.0, cls_pseudo_thr=0.05, min_pseudo_bbox_wh=(1e-2, 1e-2)
+    ),
     semi_test_cfg=dict(predict_on='teacher'),
 )
 
-_FPN = dict(type='FPN', in_channels=[8, 16, 32, 64], out_channels=16, start_level=1, add_extra_convs='on_output', num_outs=5)
-_ANCHORS = dict(type='AnchorGenerator', ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=[8, 16, 32, 64, 128])
+_FPN = dict(
+    type='FPN', in_channels=[8, 16, 32, 64], out_channels=16, start_level=1, add_extra_convs='on_output', num_outs=5
+)
+_ANCHORS = dict(
+    type='AnchorGenerator', ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=[8, 16, 32, 64, 128]
+)
 _TEST = dict(nms_pre=50, min_bbox_size=0, score_thr=0.0, nms=dict(type='nms', iou_threshold=0.6), max_per_img=10)
 _ATSS = dict(assigner=dict(type='ATSSAssigner', topk=9), allowed_border=-1, pos_weight=-1, debug=False)
 _GFL = dict(
@@ -120,16 +132,18 @@ def semi(threshold: float = 0.05) -> Any:
     return build(dict(SEMI, semi_train_cfg=dict(SEMI['semi_train_cfg'], cls_pseudo_thr=threshold)))
 
 
+def images(seed: int, number: int, **more: Any) -> dict:
+    """Images with boxes, and what CenterNet wants to know of them."""
+    batch = detection_batch(seed, number, 64)
+    for sample in batch['data_samples']:
+        sample.set_metainfo(dict(border=(0, 64, 0, 64), **more))
+    return batch
+
+
 def semi_batch(seed: int) -> dict:
     """One image with labels, and two without, each seen in two ways."""
-    import numpy as np
-
-    branches = dict(sup=detection_batch(seed, 1, 64))
-    plain = detection_batch(seed + 500, 2, 64)
-    for name, shift in (('unsup_teacher', 0.0), ('unsup_student', 3.0)):
-        one = copy.deepcopy(plain)
-        for sample in one['data_samples']:
-            matrix = np.array([[1, 0, shift], [0, 1, 0], [0, 0, 1]], dtype=np.float32)
-            sample.set_metainfo(dict(homography_matrix=matrix, flip=False, scale_factor=(1.0, 1.0)))
-        branches[name] = one
+    branches = dict(sup=images(seed, 1))
+    for name, shift in (('unsup_teacher', 0), ('unsup_student', 3)):
+        matrix = np.array([[1, 0, shift], [0, 1, 0], [0, 0, 1]], dtype=np.float32)
+        branches[name] = images(seed + 500, 2, homography_matrix=matrix, flip=False)
     return {key: {name: list(branch[key]) for name, branch in branches.items()} for key in ('inputs', 'data_samples')}
