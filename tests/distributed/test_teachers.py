@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from mmengine.config import ConfigDict
 from mmengine.model import BaseModel, MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import DefaultScope
@@ -262,7 +263,7 @@ def runner_of(folder: str, epochs: int, stage: int = 3, model: Any = SEMI, **cha
         launcher='pytorch' if dist.is_initialized() else 'none',
     )
     units = dict(wrap_policy=BLOCKS, find_unused_parameters=True)
-    return vector_runner(folder, copy.deepcopy(model), stage, units, **{**settings, **changes})
+    return vector_runner(folder, ConfigDict(copy.deepcopy(model)), stage, units, **{**settings, **changes})
 
 
 def through_the_runner(folder: str) -> Faults:
