@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.detectors import PREPROCESSOR, build_detector
+from tests.detectors import MASK_RCNN, PREPROCESSOR, build_detector
 from tests.models import detection_batch
 
 _NORM = dict(type='BN')
@@ -44,6 +44,34 @@ SEMI = dict(
         freeze_teacher=True, sup_weight=1.0, unsup_weight=2.0, cls_pseudo_thr=0.05, min_pseudo_bbox_wh=(1e-2, 1e-2)
     ),
     semi_test_cfg=dict(predict_on='teacher'),
+)
+
+
+def _faster_rcnn() -> dict:
+    cfg = copy.deepcopy(MASK_RCNN)
+    cfg.update(type='FasterRCNN', data_preprocessor=PREPROCESSOR)
+    for name in ('mask_roi_extractor', 'mask_head'):
+        del cfg['roi_head'][name]
+    return cfg
+
+
+# Has RoIAlign and nms, which only full mmcv has.
+SOFT_TEACHER = dict(
+    SEMI,
+    type='SoftTeacher',
+    detector=_faster_rcnn(),
+    semi_train_cfg=dict(
+        freeze_teacher=True,
+        sup_weight=1.0,
+        unsup_weight=4.0,
+        pseudo_label_initial_score_thr=0.1,
+        rpn_pseudo_thr=0.15,
+        cls_pseudo_thr=0.15,
+        reg_pseudo_thr=0.5,
+        jitter_times=3,
+        jitter_scale=0.06,
+        min_pseudo_bbox_wh=(1e-2, 1e-2),
+    ),
 )
 
 _FPN = dict(

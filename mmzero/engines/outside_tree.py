@@ -85,7 +85,7 @@ def materialize_outside(model: nn.Module, device: torch.device) -> dict[str, int
         for name, param in module.named_parameters():
             if id(param) in own:
                 raise PlanError(
-                    f'{path} lies outside of the module tree and shares {name} with {own[id(param)]}, which is sharded; '
+                    f'{path} lies outside of the module tree and shares {name} with {own[id(param)]}, which is split; '
                     'register it as a submodule, or give it a copy'
                 )
         materialize_model(module, device)

@@ -34,7 +34,7 @@ class ShardedMeanTeacher(Hook):
     def momentum_update(self, model: nn.Module, momentum: float) -> None:  # noqa: D102
         if self._parts is None or self._wrapper is None:
             raise RuntimeError('momentum_update is called before training')
-        super().momentum_update(self._parts.module, momentum)  # type: ignore[misc]
+        super().momentum_update(self._parts.module, momentum)
         # What is gathered, a teacher's unit at stages 1 and 2, has the values from before.
         self._wrapper.engine.refresh()
 

@@ -22,12 +22,12 @@ from mmzero.checkpoint import nothing_loaded
 from mmzero.engines import modules_outside_of
 from mmzero.errors import PlanError
 from mmzero.hooks import teach_over_shards
-from tests.detectors import wide_batch
-from tests.distributed.cases import Faults, differing, merged, refused
+from tests.detectors import has_full_mmcv, wide_batch
+from tests.distributed.cases import Faults, count_opened_files, differing, merged, opened, refused
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import full
 from tests.models import ToyModel
-from tests.teachers import DISTILLED, LAD, SEMI, TEACHER, build, images, semi, semi_batch
+from tests.teachers import DISTILLED, LAD, SEMI, SOFT_TEACHER, TEACHER, build, images, semi, semi_batch
 from tests.vectors import vector_runner
 
 pytestmark = pytest.mark.distributed
@@ -219,6 +219,24 @@ def test_teachers() -> None:
         assert not faults, f'{case}: {faults}'
 
 
+def soft() -> Faults:
+    make = lambda: build(SOFT_TEACHER)  # noqa: E731
+    wanted = trained(make, semi_batch, None, mean_teacher(momentum=0.1))
+    return {
+        f'stage {stage}': apart(
+            trained(make, semi_batch, dict(stage=stage, wrap_policy=policy), mean_teacher(momentum=0.1)), wanted
+        )
+        for stage, policy in ((0, BLOCKS), (1, BLOCKS), (2, BLOCKS), (3, BLOCKS), (3, 'AutoPolicy'))
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_full_mmcv(), reason='RoIAlign and nms are in full mmcv alone')
+def test_soft_teacher() -> None:
+    for case, faults in merged(run_ranks(2, soft)).items():
+        assert not faults, f'{case}: {faults}'
+
+
 class Branches(torch.utils.data.Dataset):
     """Images with labels and without by turns on each of two ranks, in the form of mmdet's transform of this name."""
 
@@ -296,11 +314,14 @@ def distilled(folder: str) -> Faults:
     more: dict = dict(
         train_dataloader=loader_of(Labelled()), val_dataloader=None, val_cfg=None, val_evaluator=None, custom_hooks=None
     )
+    count_opened_files()
     runner = runner_of(f'{folder}/distilled', 1, model=model, **more)
     runner.train()
+    times = sum(count for path, count in opened.items() if path.endswith('teacher.pth'))
     teacher = runner.sharded.module.teacher_model
     faults = differing({**teacher.state_dict()}, {**build(TEACHER, seed=5).state_dict()})
     faults += ['in the checkpoint'] if any('teacher' in name for name in runner.sharded.module.state_dict()) else []
+    faults += ['read on another rank'] if dist.get_rank() and times else []
     missing: list[str] = []
     with refused(missing, ValueError, 'no checkpoint at', 'nothing.pth'):
         runner_of(f'{folder}/none', 1, model=dict(model, teacher_ckpt=f'{folder}/nothing.pth'), **more)

@@ -100,5 +100,10 @@ class AdapterCheckpointHook(Hook):
         self._saved.append(path)
         old = self._saved[: -self.max_keep] if self.max_keep > 0 else []
         self._saved = self._saved[len(old) :]
-        on_rank0(lambda: [shutil.rmtree(folder, ignore_errors=True) for folder in old])
+        on_rank0(lambda: _remove(old))
         runner.logger.info(f'saved adapters to {path}')
+
+
+def _remove(folders: list[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
