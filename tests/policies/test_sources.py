@@ -172,7 +172,7 @@ class Wraps(nn.Module):
             return getattr(self.model, name)
 
     def forward(self, x, cache):
-        if cache is not None and x.sum() > 0 and getattr(self.inner, 'supports_cache', True):
+        if cache is not None and x.sum() > 0 and getattr(self.other, 'supports_cache', True):
             x = x + 1
         return self.inner(x)
 

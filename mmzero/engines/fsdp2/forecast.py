@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from mmzero.engines.forecast import Forecast
+from mmzero.engines.forecast import Forecast, is_fine_tuning
 from mmzero.engines.fsdp2.replay import Replay
 from mmzero.engines.fsdp2.stages import StageRules
 from mmzero.engines.fsdp2.unit_bytes import UnitLayout
@@ -125,9 +125,11 @@ def _closed(
     Gradients and gathered parameters make room for each other in backward, so that with one micro-batch a step
     never holds both in full.
     """
+    gathered = sum(unit.gathered_bytes(layout.itemsize) for unit, layout in layouts)
+    if is_fine_tuning([unit for unit, _ in layouts]):
+        return _fine_tuned(layouts, rules, micro_batches, state_itemsize, alive_bytes, gathered)
     a, lasting = sum(unit.numel for unit, _ in layouts), 4 + state_itemsize
     share = sum(unit.numel / layout.shard_size for unit, layout in layouts)
-    gathered = sum(unit.gathered_bytes(layout.itemsize) for unit, layout in layouts)
     width = f'{gathered / a:.3g}a'
     if rules.reshard_after_forward:
         text = f'{lasting + 4}a/N + the units alive at once'
@@ -139,3 +141,24 @@ def _closed(
     if rules.sync_every_micro_step:
         return share * (lasting + 4) + gathered, f'{lasting + 4}a/N + {width}'
     return share * lasting + gathered + 4 * a, f'{lasting}a/N + {width} + 4a'
+
+
+def _fine_tuned(
+    layouts: list[tuple[Unit, UnitLayout]],
+    rules: StageRules,
+    micro_batches: int,
+    state_itemsize: int,
+    alive_bytes: int,
+    gathered: int,
+) -> tuple[float, str]:
+    """The same where most is frozen: p bytes of parameters as they are stored, t bytes of those that train."""
+    kept = sum(unit.gathered_bytes() / layout.shard_size for unit, layout in layouts)
+    trained = sum(unit.trained_bytes() / layout.shard_size for unit, layout in layouts)
+    whole = sum(unit.trained_bytes() for unit, _ in layouts)
+    state = state_itemsize // 4
+    lasting, text = kept + (state + 1) * trained, f'(p + {state + 1}t)/N'
+    rest, named = (alive_bytes, 'the units alive at once') if rules.reshard_after_forward else (gathered, 'gathered p')
+    text = f'{text} + {named}'
+    if micro_batches == 1 or rules.sync_every_micro_step:
+        return lasting + rest, f'{text}; p, t: bytes of all and of trained parameters'
+    return lasting + rest + whole, f'{text} + t; p, t: bytes of all and of trained parameters'
