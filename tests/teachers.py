@@ -41,7 +41,7 @@ SEMI = dict(
     detector=CENTERNET,
     data_preprocessor=dict(type='MultiBranchDataPreprocessor', data_preprocessor=PREPROCESSOR),
     semi_train_cfg=dict(
-        freeze_teacher=True, sup_weight=1.0, unsup_weight=2.0, cls_pseudo_thr=0.05, min_pseudo_bbox_wh=(1e-2, 1e-2)
+        freeze_teacher=True, sup_weight=1.0, unsup_weight=2.0, cls_pseudo_thr=0.0, min_pseudo_bbox_wh=(1e-2, 1e-2)
     ),
     semi_test_cfg=dict(predict_on='teacher'),
 )
@@ -155,9 +155,12 @@ def build(cfg: dict, seed: int = 0) -> nn.Module:
     return build_detector(copy.deepcopy(cfg))
 
 
-def semi(threshold: float = 0.05) -> Any:
-    """A student and its teacher; labels of the teacher count from a score on."""
-    return build(dict(SEMI, semi_train_cfg=dict(SEMI['semi_train_cfg'], cls_pseudo_thr=threshold)))
+def semi(threshold: float = 0.0) -> Any:
+    """A student and its teacher, which finds boxes of some size; they count from a score on."""
+    model: Any = build(dict(SEMI, semi_train_cfg=dict(SEMI['semi_train_cfg'], cls_pseudo_thr=threshold)))
+    for part in (model.student, model.teacher):
+        nn.init.constant_(part.bbox_head.wh_head[-1].bias, 3.0)
+    return model
 
 
 def images(seed: int, number: int, **more: Any) -> dict:

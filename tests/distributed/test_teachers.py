@@ -70,6 +70,8 @@ def trained(
         hook = hook and teach_over_shards(hook)
     optim.initialize_count_status(model, 0, STEPS)
     runner = SimpleNamespace(model=model, sharded=model, iter=0, epoch=0, max_iters=STEPS, max_epochs=1)
+    # Leaves units gathered at stages 1 and 2.
+    seen(model, net)
     before = whole(model)
     if hook is not None:
         hook.before_train(runner)
@@ -89,9 +91,8 @@ def trained(
 def whole(model: Any) -> dict[str, torch.Tensor]:
     """Parameters and buffers, gathered."""
     net = model.module
-    if isinstance(model, ZeroModelWrapper):
-        model.engine.refresh()
-    return {name: full(value) for name, value in [*net.named_parameters(), *net.named_buffers()]}
+    params = model.engine.named_params() if isinstance(model, ZeroModelWrapper) else dict(net.named_parameters())
+    return {name: full(value) for name, value in [*params.items(), *net.named_buffers()]}
 
 
 def seen(model: Any, net: Any) -> torch.Tensor:
