@@ -62,17 +62,28 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
         has_budget = config.activation_checkpointing.memory is not None
         check_budget(optim_wrapper, has_budget, checkpointing_path(cfg), faults)
     doubts += _check_paramwise(optim_wrapper, model, scope, faults)
-    for path, outside in modules_outside_of(model).items():
-        numel = sum(param.numel() for param in outside.parameters())
-        doubts.append(
-            f'model.{path} lies outside of the module tree: its {numel:,} parameters are whole on every rank, no unit, '
-            'in no checkpoint'
-        )
+    doubts += whole_outside(model)
     _check_grad_norms(optim_wrapper, model, faults)
     on_cpu = not torch.cuda.is_available()
     if on_cpu and cfg.get('launcher', 'none') != 'none' and _has_sync_bn(cfg, model):
         faults.add('sync_bn' if cfg.get('sync_bn') else 'model', 'SyncBatchNorm needs GPUs; use BatchNorm (BN) on CPUs')
     return doubts
+
+
+def whole_outside(model: nn.Module) -> list[str]:
+    """Tell of modules that torch does not see, such as teachers.
+
+    Args:
+        model (nn.Module): The model; its parameters may be on the meta device.
+
+    Returns:
+        list[str]: A line for each.
+    """
+    return [
+        f'model.{path} lies outside of the module tree: its {sum(param.numel() for param in outside.parameters()):,} '
+        'parameters are whole on every rank, in no unit and in no checkpoint'
+        for path, outside in modules_outside_of(model).items()
+    ]
 
 
 def _check_paramwise(optim_wrapper: Any, model: nn.Module, scope: str, faults: Faults) -> list[str]:

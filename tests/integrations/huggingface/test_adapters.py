@@ -140,6 +140,32 @@ def training(names: tuple[str, ...], stages: tuple[int, ...]) -> Faults:
     return found
 
 
+def features() -> Faults:
+    """Layers that are recomputed, by mmzero and as transformers asks for it, and autocast, on a base of 16 bit."""
+    name, found = 'lora on 16 bit', {}
+    units = dict(type='ModuleClassPolicy', classes=[LAYERS[0]])
+    plain = lambda: build(name)  # noqa: E731
+
+    def asked() -> Any:
+        model = build(name)
+        model.llm.gradient_checkpointing_enable()
+        return model
+
+    clip = dict(clip_grad=dict(max_norm=0.1))
+    half = dict(clip, dtype='bfloat16')
+    cases: dict[str, tuple[Callable, dict, dict]] = {
+        'recomputed': (plain, clip, dict(activation_checkpointing=dict(policy=units))),
+        'asked for': (asked, clip, {}),
+        'autocast': (plain, half, dict(precision=dict(param_dtype='bfloat16'))),
+    }
+    for case, (make, optim, fields) in cases.items():
+        reference = train(plain, tokens, adamw, {}, optim)
+        runs = [train(make, tokens, adamw, dict(stage=s, wrap_policy=units, **fields), optim) for s in (1, 3)]
+        apart = [compare(run, reference) for run in runs]
+        found[case] = [f'{what}: {off[what]:.1e}' for off in apart for what in off if not off[what] <= BOUNDS[what]]
+    return found
+
+
 def vision() -> Faults:
     torch.manual_seed(0)
     return {
@@ -259,7 +285,8 @@ def saving(folder: str, names: tuple[str, ...]) -> Faults:
 
 
 def everything(folder: str, names: tuple[str, ...]) -> Faults:
-    return {**training(names, (1, 2, 3)), **vision(), 'only trained': only_trained(), **saving(folder, names)}
+    found = {**training(names, (1, 2, 3)), **saving(folder, names)}
+    return {**found, **features(), **vision(), 'only trained': only_trained()} if 'lora' in names else found
 
 
 @pytest.mark.distributed
