@@ -54,6 +54,8 @@ test-deepspeed: $(ENVIRONMENT) ## the tests on DeepSpeed, which it installs
 
 # Without what they need besides: their models import without it, and torchvision would choose a torch.
 ZOO := mmsegmentation mmpretrain timm einops ftfy importlib-metadata mat4py markdown model-index ordered-set wcwidth zipp
+# Adapters.
+ZOO += peft accelerate psutil
 # Optimizers.
 ZOO += bitsandbytes lion-pytorch prodigyopt schedulefree torchao
 

@@ -55,6 +55,7 @@ setup(
         # the package `mmcv`.
         'det': ['mmdet>=3.3', 'mmcv-lite>=2.0,<2.2'],
         'hf': ['transformers>=5.0'],
+        'peft': ['transformers>=5.0', 'peft>=0.21', 'safetensors'],
         'deepspeed': ['deepspeed>=0.19'],
         'dev': [
             'codespell',

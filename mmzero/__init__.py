@@ -6,7 +6,7 @@ from mmzero.integrations.mmcv import install_stand_in
 # Before anything imports mmcv.ops, which fails where mmcv's compiled part is missing.
 install_stand_in()
 
-from mmzero.integrations.huggingface import HuggingFaceCausalLM
+from mmzero.integrations.huggingface import AdapterCheckpointHook, HuggingFaceCausalLM, save_adapters
 from mmzero.integrations.mmdet.num_cp import install_num_cp
 from mmzero.registry import CHECKPOINT_PATCHES, WRAP_POLICIES
 from mmzero.runner import ZeroRunner
@@ -17,6 +17,7 @@ from mmzero.wrappers import ZeroModelWrapper, ZeroOptimWrapper
 install_num_cp()
 
 __all__ = [
+    'AdapterCheckpointHook',
     'CHECKPOINT_PATCHES',
     'WRAP_POLICIES',
     'HuggingFaceCausalLM',
@@ -24,4 +25,5 @@ __all__ = [
     'ZeroOptimWrapper',
     'ZeroRunner',
     '__version__',
+    'save_adapters',
 ]

@@ -40,6 +40,8 @@ _OPTIONAL_PACKAGES = {
     'mmpretrain': ('integrations',),
     'mmseg': ('integrations',),
     'transformers': ('integrations',),
+    'peft': ('integrations',),
+    'safetensors': ('integrations',),
     'timm': ('integrations',),
     'deepspeed': ('integrations', 'engines.deepspeed'),
 }

@@ -3,7 +3,7 @@
 from mmzero.checkpoint.load import fitting_state, load_into_real
 from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, matching_names
 from mmzero.checkpoint.plain import message_hub_state, plain
-from mmzero.checkpoint.pretrained import pretrained_loading
+from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
 from mmzero.checkpoint.read import placeholders, read_checkpoint, safe_loading
 from mmzero.checkpoint.sharded import (
@@ -40,6 +40,7 @@ __all__ = [
     'matching_names',
     'message_hub_state',
     'newest_complete',
+    'nothing_loaded',
     'optimizer_prefix',
     'placeholders',
     'plain',

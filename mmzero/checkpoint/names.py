@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from mmzero.checkpoint.adapted import with_adapters_names
 from mmzero.errors import CheckpointError
 
 T = TypeVar('T')
@@ -30,7 +31,7 @@ def clean_names(state: Mapping[str, T], wanted: Iterable[str] = ()) -> OrderedDi
 
     ``module.``, which DDP adds, may also be an attribute of the model. Leading ones go only where every name has
     them, and only as many as bring the names nearest to the model's; further inside, only where the model's own name
-    tells that it is one too many or too few.
+    tells that it is one too many or too few. Weights of a model before adapters were put in get their names after that.
 
     Args:
         state (Mapping[str, T]): A state dict.
@@ -54,7 +55,7 @@ def clean_names(state: Mapping[str, T], wanted: Iterable[str] = ()) -> OrderedDi
     if list(cleaned) == list(state) and hasattr(state, '_metadata'):
         # Versions of modules, by which they read weights of older ones.
         vars(cleaned)['_metadata'] = state._metadata
-    return cleaned
+    return with_adapters_names(cleaned, own.values())
 
 
 def _without_leading_module(names: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:

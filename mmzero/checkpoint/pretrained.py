@@ -47,6 +47,26 @@ def pretrained_loading() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def nothing_loaded() -> Iterator[None]:
+    """Let models that read files while they are built, such as those of a teacher, read none inside.
+
+    On ranks other than 0, and where a config is only checked, what is read would go to the meta device.
+
+    Yields:
+        None: MMEngine's ``load_checkpoint`` does nothing inside.
+    """
+
+    def load(model: nn.Module, checkpoint: dict, *args: Any, **kwargs: Any) -> dict:
+        return checkpoint
+
+    with (
+        patch.object(mmengine_checkpoint, '_load_checkpoint', lambda *args, **kwargs: dict(state_dict={})),
+        patch.object(mmengine_checkpoint, '_load_checkpoint_to_model', load),
+    ):
+        yield
+
+
 def _checked(load: Callable, source: Callable[[], str]) -> Callable:
     def checked(module: nn.Module, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         wanted = module.state_dict()

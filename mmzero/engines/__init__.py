@@ -8,6 +8,7 @@ from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.options import Clip, StepOptions, StepOutcome
+from mmzero.engines.outside_tree import materialize_outside, modules_outside_of
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0, together
 from mmzero.engines.shares import engine_for
@@ -29,7 +30,9 @@ __all__ = [
     'engine_for',
     'failed',
     'init_process_group',
+    'materialize_outside',
     'meet',
+    'modules_outside_of',
     'needs_closure',
     'on_rank0',
     'plan_units',

@@ -39,7 +39,7 @@ Between steps, collective: ``model_state``, ``optimizer_state`` and their ``load
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -320,13 +320,21 @@ class Engine(ABC):
     def refresh(self) -> None:  # noqa: B027
         """Be told that weights were written into the parameters' storage; the next forward computes with them."""
 
-    def model_state(self) -> dict[str, Tensor]:
+    def model_state(self, only: Collection[str] | None = None) -> dict[str, Tensor]:
         """Gather parameters and persistent buffers, one tensor at a time. Collective.
+
+        Args:
+            only (Collection[str], optional): Names of the model's state dict, the same on every rank. Defaults to
+                None: all.
 
         Returns:
             dict[str, Tensor]: Clean names to full CPU tensors on rank 0; empty on other ranks.
         """
-        return gather_tensors(self.sharded_state())
+        return gather_tensors(self._state_of(only))
+
+    def _state_of(self, only: Collection[str] | None) -> dict[str, Tensor]:
+        state = self.sharded_state()
+        return state if only is None else {name: value for name, value in state.items() if name in only}
 
     def load_model_state(self, state: dict[str, Tensor]) -> None:
         """Fill parameters and persistent buffers from rank 0's full tensors. Collective.

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from mmzero._compat import ddp_buffer_arguments
 from mmzero.engines.averaging import BUCKET_BYTES, average_gradients
-from mmzero.engines.forecast import Forecast
+from mmzero.engines.forecast import Forecast, is_fine_tuning
 from mmzero.engines.materialize import (
     check_same_model,
     materialize_buffers,
@@ -48,11 +48,12 @@ class DDPEngine(ParamGradEngine):
         state = trained_bytes * state_itemsize // 4
         # Gradients are views of DDP's buckets, but for what accumulates before the last micro-batch fills these.
         copies = 1 if micro_batches == 1 else 2
-        times = 4 + state_itemsize + 4 * copies
+        times, per_trained = 4 + state_itemsize + 4 * copies, copies + state_itemsize // 4
+        is_partial = is_fine_tuning(plan.units)
         return Forecast(
             memory=dict(parameters=stored, gradients=copies * trained_bytes, optimizer=state),
-            formula_bytes=plan.numel * times,
-            formula=f'{times}a',
+            formula_bytes=stored + per_trained * trained_bytes if is_partial else plan.numel * times,
+            formula=f'p + {per_trained}t; p, t: bytes of all and of trained parameters' if is_partial else f'{times}a',
             moved=2 * trained * (world_size - 1) / world_size,
             formula_moved=2 * plan.numel * (world_size - 1) / world_size,
             moved_formula='2a',

@@ -1,6 +1,9 @@
 """What an engine says beforehand about one optimizer step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from mmzero.policies import Unit
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,8 @@ class Forecast:
     Args:
         memory (dict[str, int]): Bytes by category at the peak over all forwards and backwards of the step.
         formula_bytes (float): The closed formula of the stage, which knows no single units.
-        formula (str): Its text, with a parameters, N ranks that shard.
+        formula (str): Its text, with a parameters, N ranks that shard; where most are frozen, with p bytes of
+            parameters as stored and t of those that train.
         moved (float): Elements that a rank sends, and receives, by ring algorithms.
         formula_moved (float): The closed formula of the stage, without padding and frozen parts.
         moved_formula (str): Its text, to be multiplied by (N-1)/N.
@@ -40,3 +44,15 @@ class Forecast:
     def bytes(self) -> int:
         """Bytes of all categories at the peak, on the device."""
         return sum(self.memory.values())
+
+
+def is_fine_tuning(units: Sequence[Unit]) -> bool:
+    """Whether most of a model is frozen, so that gradients and state of all its parameters are no measure.
+
+    Args:
+        units (Sequence[Unit]): Its units.
+
+    Returns:
+        bool: Whether it is.
+    """
+    return 2 * sum(unit.trained_numel() for unit in units) < sum(unit.numel for unit in units)

@@ -3,6 +3,7 @@
 from mmzero.hooks.checkpoint import ZeroCheckpointHook, keeping_the_last
 from mmzero.hooks.ema import ShardedEMA, over_shards
 from mmzero.hooks.host_memory import HostMemoryHook
+from mmzero.hooks.mean_teacher import ShardedMeanTeacher, teach_over_shards
 from mmzero.hooks.random_state import RandomStateHook
 from mmzero.hooks.sync_norm import average_statistics, is_sync_norm
 
@@ -10,9 +11,11 @@ __all__ = [
     'HostMemoryHook',
     'RandomStateHook',
     'ShardedEMA',
+    'ShardedMeanTeacher',
     'ZeroCheckpointHook',
     'average_statistics',
     'is_sync_norm',
     'keeping_the_last',
     'over_shards',
+    'teach_over_shards',
 ]

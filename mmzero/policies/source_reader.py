@@ -207,7 +207,7 @@ class _Reader(ast.NodeVisitor):
         else:
             self.visit(node.func)
         self._give(node.func, node.args, node.keywords)
-        only_looks = isinstance(node.func, ast.Name) and node.func.id in _LOOKS
+        only_looks = isinstance(node.func, ast.Name) and (node.func.id in _LOOKS or _asks_by_name(node))
         for index, argument in enumerate(node.args):
             (self._look if only_looks else self.visit)(argument)
             self._give(argument, node.args[index + 1 :], node.keywords)
@@ -334,6 +334,12 @@ class _Reader(ast.NodeVisitor):
 # Functions that ask about a module and leave its parameters alone.
 _LOOKS = {'callable', 'hasattr', 'id', 'isinstance', 'len', 'type'}
 _ITERATORS = {'enumerate', 'iter', 'list', 'reversed', 'sorted', 'tuple', 'zip'}
+
+
+def _asks_by_name(call: ast.Call) -> bool:
+    """Whether a call is ``getattr(module, 'name', ...)``: of the module it wants an attribute, and no more is known."""
+    is_getattr = isinstance(call.func, ast.Name) and call.func.id == 'getattr'
+    return is_getattr and len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
 
 
 def arguments(tree: ast.FunctionDef) -> list[str]:

@@ -116,6 +116,8 @@ def _known_arguments(name: str, tree: ast.FunctionDef, found: list[tuple[str, Re
 
 _CONSTRUCTORS = {'__init__', 'init_weights', '_init_weights', 'reset_parameters', 'train', 'extra_repr', '__repr__'}
 
+# They answer for a name, as a wrapper does for the model in it, and run nothing.
+_LOOKUPS = {'__delattr__', '__dir__', '__getattr__', '__getattribute__', '__setattr__'}
 
 # Classes of torch that use what is in them in other ways than by calling it.
 _OF_TORCH = ('torch.nn.modules.activation', 'torch.nn.modules.adaptive')
@@ -177,7 +179,7 @@ def _parse(function: object) -> tuple[ast.FunctionDef, str, int] | None:
 def _after_construction(calls: dict[str, set[str]]) -> set[str]:
     """Methods that run when the module is used: not those that only constructors reach."""
     building = _closure({name for name in calls if name in _CONSTRUCTORS}, calls)
-    return _closure(calls.keys() - building, calls) - _CONSTRUCTORS
+    return _closure(calls.keys() - building - _LOOKUPS, calls) - _CONSTRUCTORS - _LOOKUPS
 
 
 def _closure(start: set[str], calls: dict[str, set[str]]) -> set[str]:

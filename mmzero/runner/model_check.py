@@ -12,10 +12,11 @@ from mmengine.registry import MODELS, TASK_UTILS, DefaultScope
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters, pretended_process_group
+from mmzero.checkpoint import nothing_loaded
 from mmzero.config import CheckpointingConfig, Faults, ZeroConfig
 from mmzero.config.reader import optional_dtype
 from mmzero.config.step import read_grad_norms
-from mmzero.engines import build_engine, plan_units, world_size_of
+from mmzero.engines import build_engine, modules_outside_of, plan_units, world_size_of
 from mmzero.errors import ConfigError, PlanError
 from mmzero.patches import apply_patches
 from mmzero.policies import WrapPlan, of_child
@@ -63,10 +64,27 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
         has_budget = config.activation_checkpointing.memory is not None
         check_budget(optim_wrapper, has_budget, checkpointing_path(cfg), faults)
     doubts += _check_paramwise(optim_wrapper, model, scope, faults)
+    doubts += whole_outside(model)
     _check_grad_norms(optim_wrapper, model, faults)
     if cfg.get('launcher', 'none') != 'none':
         _check_sync_bn(cfg.get('sync_bn'), model, faults)
     return doubts
+
+
+def whole_outside(model: nn.Module) -> list[str]:
+    """Tell of modules that torch does not see, such as teachers.
+
+    Args:
+        model (nn.Module): The model; its parameters may be on the meta device.
+
+    Returns:
+        list[str]: A line for each.
+    """
+    return [
+        f'model.{path} lies outside of the module tree: its {sum(param.numel() for param in outside.parameters()):,} '
+        'parameters are whole on every rank, in no unit and in no checkpoint'
+        for path, outside in modules_outside_of(model).items()
+    ]
 
 
 def _check_paramwise(optim_wrapper: Any, model: nn.Module, scope: str, faults: Faults) -> list[str]:
@@ -214,7 +232,7 @@ def build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Modu
     # Held by nothing but the builder, so that what is still there afterwards is kept by the model.
     copies = [watched(model, 'model', records)]
     try:
-        with DefaultScope.overwrite_default_scope(scope):
+        with DefaultScope.overwrite_default_scope(scope), nothing_loaded():
             built = build_with_meta_parameters(lambda: MODELS.build(copy.deepcopy(copies[0])))
     except Exception as error:
         # Whatever a constructor of a project may raise: it got what the config says.
@@ -239,20 +257,7 @@ def build_on_meta(model: dict, cfg: dict, scope: str, faults: Faults) -> nn.Modu
         return None
     copies.clear()
     refuse_unread(records, built, faults)
-    for path in _hidden_modules(built):
-        faults.add('model', f'{path} holds a module outside of the module tree, which is not supported yet')
     return built
-
-
-def _hidden_modules(model: nn.Module) -> list[str]:
-    """Modules kept where torch does not see them; their weights would stay on meta on ranks other than 0."""
-    known = set(model.modules())
-    return [
-        f'{name}.{attribute}'.lstrip('.')
-        for name, module in model.named_modules()
-        for attribute, value in vars(module).items()
-        if isinstance(value, nn.Module) and value not in known and any(p.is_meta for p in value.parameters())
-    ]
 
 
 def _check_sync_bn(convert: Any, model: nn.Module, faults: Faults) -> None:

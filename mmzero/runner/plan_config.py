@@ -17,7 +17,7 @@ from mmzero.planner import PlanReport, plan_report
 from mmzero.policies import build_policy
 from mmzero.runner.blame import describe_error
 from mmzero.runner.check import default_scope
-from mmzero.runner.model_check import build_on_meta, check_regions
+from mmzero.runner.model_check import build_on_meta, check_regions, whole_outside
 from mmzero.runner.offline import no_network
 from mmzero.runner.options import load_config
 from mmzero.runner.translate import translate_optim_wrapper, type_name, wrapper_fields
@@ -105,6 +105,7 @@ def prepare_plan(cfg: Mapping, name: str, *, world_size: int, stage: int | None 
     faults.raise_if_any()
     if config.activation_checkpointing != CheckpointingConfig():
         remarks.append(f'recomputed in backward, which these figures do not depend on: {regions}')
+    remarks += whole_outside(model)
     return PlannedConfig(name, model, config, _micro_batches(cfg.get('optim_wrapper')), tuple(remarks))
 
 

@@ -18,7 +18,7 @@ from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import BackgroundSave, is_sharded, pretrained_loading
+from mmzero.checkpoint import BackgroundSave, is_sharded, nothing_loaded, pretrained_loading
 from mmzero.config import Faults, read_checkpoint_config
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
@@ -29,6 +29,7 @@ from mmzero.hooks import (
     is_sync_norm,
     keeping_the_last,
     over_shards,
+    teach_over_shards,
 )
 from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
@@ -146,13 +147,16 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         Returns:
             nn.Module: The model, on the CPU, not wrapped yet.
         """
-        if dist.get_rank() == 0:
-            return super().build_model(model)
-        if isinstance(model, nn.Module):
-            return model
-        # Building changes the config, and may happen twice.
         build = super().build_model
-        return build_with_meta_parameters(lambda: build(copy.deepcopy(model)))
+        if isinstance(model, nn.Module):
+            return build(model)
+        if dist.get_rank():
+            with nothing_loaded():
+                # Building changes the config, and may happen twice.
+                built = build_with_meta_parameters(lambda: build(copy.deepcopy(model)))
+        # Where rank 0 fails, on a file of a teacher that it alone reads, all do.
+        real = on_rank0(lambda: _build_with_files(build, model))
+        return built if real is None else real
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Leave the model as it is: it is wrapped once its weights are there.
@@ -230,6 +234,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
                 keeping_the_last(known)
             elif is_sync_norm(known):
                 average_statistics(known)
+            else:
+                teach_over_shards(known)
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks, and remember which loops have worked.
@@ -381,6 +387,11 @@ def _from_rank0(work: Callable[[], T]) -> T:
     box = [on_rank0(work)]
     dist.broadcast_object_list(box, src=0)
     return box[0]  # type: ignore[return-value]
+
+
+def _build_with_files(build: Callable[[Any], nn.Module], model: Any) -> nn.Module:
+    with pretrained_loading():
+        return build(model)
 
 
 def _init_weights(model: nn.Module) -> None:

@@ -20,7 +20,15 @@ from torch.distributed.tensor import DTensor
 from mmzero._compat import use_expandable_segments
 from mmzero.checkpoint import clean_names, fitting_names
 from mmzero.config import Faults, ZeroConfig, read_zero_config
-from mmzero.engines import accept_whole_tensors, build_engine, init_process_group, plan_units, started
+from mmzero.engines import (
+    accept_whole_tensors,
+    build_engine,
+    init_process_group,
+    materialize_outside,
+    modules_outside_of,
+    plan_units,
+    started,
+)
 from mmzero.engines.float32 import compute_in_float32
 from mmzero.engines.watch import TRAIL, start_watch
 from mmzero.errors import ConfigError
@@ -74,17 +82,22 @@ class ZeroModelWrapper(nn.Module):
             raise
         self._announce()
         self.budget = build_budget(checkpointing, self.patched, self.plan, _report)
+        outside = materialize_outside(module, self.engine.device)
+        for path, size in outside.items():
+            _log(f'{path}: lies outside of the module tree; {size / 2**20:.2f} MiB are whole on every rank')
         self.engine.shard(module, self.plan)
-        compute_in_float32(module, self.engine.device.type)
+        for part in (module, *modules_outside_of(module).values()):
+            compute_in_float32(part, self.engine.device.type)
         start_watch(self.config.watch, self.engine.waits_in_backward)
         accept_whole_tensors(module)
         self.module: Any = module
         self._steps: Counter[str] = Counter()
         self.stand_in = StandIn(module)
-        for child in module.modules():
-            if isinstance(child, BaseDataPreprocessor):
-                # Tells it where to put batches; its buffers are there already.
-                child.to(self.engine.device)
+        for part in (module, *modules_outside_of(module).values()):
+            for child in part.modules():
+                if isinstance(child, BaseDataPreprocessor):
+                    # Tells it where to put batches; its buffers are there already.
+                    child.to(self.engine.device)
 
     def _announce(self) -> None:
         report = plan_report(self.engine, self.plan, world_size=dist.get_world_size())

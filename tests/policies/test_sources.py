@@ -160,3 +160,22 @@ def test_inherited_code_counts_where_it_is_used():
 def test_classes_of_torch_and_without_source_say_nothing():
     made = type('Made', (nn.Module,), {'forward': eval('lambda self, x: self.layer(x)')})
     assert uses_of(nn.TransformerEncoder) == () == uses_of(made)
+
+
+class Wraps(nn.Module):
+    """Answers for the model in it, and asks it by name."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.model, name)
+
+    def forward(self, x, cache):
+        if cache is not None and x.sum() > 0 and getattr(self.other, 'supports_cache', True):
+            x = x + 1
+        return self.inner(x)
+
+
+def test_answering_for_names_and_asking_by_name_run_nothing():
+    assert uses(Wraps) == {'inner': (True, False)}

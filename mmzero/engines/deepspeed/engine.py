@@ -1,5 +1,6 @@
 """The DeepSpeed engine."""
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -116,8 +117,8 @@ class DeepSpeedEngine(Engine):
         return self._model().state_dict(keep_vars=True)
 
     @override
-    def model_state(self) -> dict[str, Tensor]:
-        return gather_tensors(self.sharded_state(), self._whole)
+    def model_state(self, only: Collection[str] | None = None) -> dict[str, Tensor]:
+        return gather_tensors(self._state_of(only), self._whole)
 
     @override
     def load_model_state(self, state: dict[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from mmzero.engines.forecast import Forecast
+from mmzero.engines.forecast import Forecast, is_fine_tuning
 from mmzero.engines.fsdp2.replay import Replay
 from mmzero.engines.fsdp2.stages import StageRules
 from mmzero.engines.fsdp2.unit_bytes import UnitLayout, UnitNode
@@ -153,14 +153,14 @@ def _closed(
     Gradients and gathered parameters make room for each other in backward, so that with one micro-batch a step
     never holds both in full.
     """
+    gathered = sum(unit.gathered_bytes(layout.itemsize) for unit, layout in layouts)
+    if any(layout.is_on_host for _, layout in layouts):
+        return _on_host_formula(layouts, rules, micro_batches, alive_bytes, gathered)
+    if is_fine_tuning([unit for unit, _ in layouts]):
+        return _fine_tuned(layouts, rules, micro_batches, state_itemsize, alive_bytes, gathered)
     a, lasting = sum(unit.numel for unit, _ in layouts), 4 + state_itemsize
     share = sum(unit.numel / layout.shard_size for unit, layout in layouts)
-    gathered = sum(unit.gathered_bytes(layout.itemsize) for unit, layout in layouts)
     width = f'{gathered / a:.3g}a'
-    if any(layout.is_on_host for _, layout in layouts):
-        waiting = 0 if micro_batches == 1 or rules.sync_every_micro_step else 4 * a
-        own, text = (alive_bytes, 'the units alive at once') if rules.reshard_after_forward else (gathered, width)
-        return own + waiting, text + (' + 4a' if waiting else '')
     if rules.reshard_after_forward:
         text = f'{lasting + 4}a/N + the units alive at once'
         if micro_batches == 1 or rules.sync_every_micro_step:
@@ -171,3 +171,36 @@ def _closed(
     if rules.sync_every_micro_step:
         return share * (lasting + 4) + gathered, f'{lasting + 4}a/N + {width}'
     return share * lasting + gathered + 4 * a, f'{lasting}a/N + {width} + 4a'
+
+
+def _on_host_formula(
+    layouts: list[tuple[Unit, UnitLayout]], rules: StageRules, micro_batches: int, alive_bytes: int, gathered: int
+) -> tuple[float, str]:
+    """What stays on the device: gathered parameters, and whole gradients that wait for the last micro-batch."""
+    a, trained = sum(unit.numel for unit, _ in layouts), sum(unit.trained_numel() for unit, _ in layouts)
+    own, text = (alive_bytes, 'the units alive at once') if rules.reshard_after_forward else (gathered, '')
+    text = text or f'{gathered / a:.3g}a'
+    if micro_batches == 1 or rules.sync_every_micro_step:
+        return own, text
+    return own + 4 * trained, f'{text} + 4{"a" if trained == a else "t"}'
+
+
+def _fine_tuned(
+    layouts: list[tuple[Unit, UnitLayout]],
+    rules: StageRules,
+    micro_batches: int,
+    state_itemsize: int,
+    alive_bytes: int,
+    gathered: int,
+) -> tuple[float, str]:
+    """The same where most is frozen: p bytes of parameters as they are stored, t bytes of those that train."""
+    kept = sum(unit.gathered_bytes() / layout.shard_size for unit, layout in layouts)
+    trained = sum(unit.trained_bytes() / layout.shard_size for unit, layout in layouts)
+    whole = sum(unit.trained_bytes() for unit, _ in layouts)
+    state = state_itemsize // 4
+    lasting, text = kept + (state + 1) * trained, f'(p + {state + 1}t)/N'
+    rest, named = (alive_bytes, 'the units alive at once') if rules.reshard_after_forward else (gathered, 'gathered p')
+    text = f'{text} + {named}'
+    if micro_batches == 1 or rules.sync_every_micro_step:
+        return lasting + rest, f'{text}; p, t: bytes of all and of trained parameters'
+    return lasting + rest + whole, f'{text} + t; p, t: bytes of all and of trained parameters'

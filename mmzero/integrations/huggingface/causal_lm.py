@@ -1,39 +1,76 @@
 """A causal language model that a config describes."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmzero.checkpoint import clean_names
 from mmzero.errors import near_names
+from mmzero.integrations.huggingface.adapters import adapter_config, adapters_kept, import_peft
 
 HINT = "such as dict(model_type='llama', hidden_size=4096)"
 
 
 @MODELS.register_module()
 class HuggingFaceCausalLM(BaseModel):
-    """A causal language model of transformers, made from its sizes, with fresh weights.
+    """A causal language model of transformers, made from its sizes with fresh weights, or from a folder of files.
 
     Nothing is downloaded. The model itself is ``llm``, as in XTuner: its parameters are named as transformers names
-    them, behind ``llm.``.
+    them, behind ``llm.``; with ``peft``, as PEFT names them.
 
     Args:
-        config (dict): Fields of the model's configuration class in transformers, and ``model_type``, by which
-            transformers knows it.
+        config (dict, optional): Fields of the model's configuration class in transformers, and ``model_type``, by which
+            transformers knows it. With ``pretrained``, what differs from the folder's, such as ``dtype``. Defaults to
+            None.
         data_preprocessor (dict, optional): As MMEngine's; its default moves batches to the device. Defaults to None.
         init_cfg (dict, optional): As MMEngine's. Defaults to None.
+        pretrained (str, optional): Folder of ``save_pretrained``. Its weights are read by ``init_weights``, under
+            ZeroRunner on rank 0 alone. Defaults to None.
+        peft (dict, optional): An adapter, the rest is frozen: fields of a configuration class of PEFT and its name,
+            ``dict(type='LoraConfig', r=8, target_modules=[...])``. Defaults to None.
 
     Raises:
-        ImportError: If transformers is not installed.
-        ValueError: If transformers knows no such model or field.
+        ImportError: If transformers, or peft, is not installed.
+        ValueError: If transformers or PEFT knows no such model, class or field.
     """
 
-    def __init__(self, config: dict, data_preprocessor: dict | None = None, init_cfg: dict | None = None) -> None:
+    def __init__(
+        self,
+        config: dict | None = None,
+        data_preprocessor: dict | None = None,
+        init_cfg: dict | None = None,
+        pretrained: str | None = None,
+        peft: dict | None = None,
+    ) -> None:
         super().__init__(data_preprocessor=data_preprocessor, init_cfg=init_cfg)
         transformers = _import_transformers()
-        self.llm = transformers.AutoModelForCausalLM.from_config(_configuration(config, transformers))
+        made = _configuration(config, transformers) if pretrained is None else _of_folder(pretrained, config or {})
+        self.pretrained = pretrained
+        self.llm = transformers.AutoModelForCausalLM.from_config(made)
+        self.has_adapters = peft is not None
+        if self.has_adapters:
+            self.llm = import_peft().get_peft_model(self.llm, _causal(adapter_config(peft)))
+
+    def init_weights(self) -> None:
+        """Initialise, and read what is pretrained; adapters stay as PEFT made them."""
+        with adapters_kept(self.llm) if self.has_adapters else nullcontext():
+            super().init_weights()
+            if self.pretrained is not None:
+                self._read_pretrained()
+
+    @torch.no_grad()
+    def _read_pretrained(self) -> None:
+        load = _import_transformers().AutoModelForCausalLM.from_pretrained
+        dtype = self.llm.config.dtype
+        read = load(self.pretrained, local_files_only=True, **({} if dtype is None else dict(dtype=dtype)))
+        own = self.llm.state_dict()
+        for name, value in clean_names(read.state_dict(), own).items():
+            own[name].copy_(value)
 
     def forward(
         self,
@@ -80,6 +117,23 @@ def _import_transformers() -> Any:
             "HuggingFaceCausalLM needs transformers, which mmzero's extra brings along: pip install 'mmzero[hf]'"
         ) from error
     return transformers
+
+
+def _of_folder(pretrained: str, changes: Mapping) -> Any:
+    load = _import_transformers().AutoConfig.from_pretrained
+    try:
+        return load(pretrained, local_files_only=True, **changes)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f'pretrained: {pretrained!r} is no folder that save_pretrained of transformers has written ({error}); '
+            'nothing is downloaded'
+        ) from error
+
+
+def _causal(config: Any) -> Any:
+    """A configuration of PEFT for the kind of model that this is."""
+    config.task_type = config.task_type or 'CAUSAL_LM'
+    return config
 
 
 def _configuration(config: Any, transformers: Any) -> Any:

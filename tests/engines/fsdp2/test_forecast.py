@@ -198,3 +198,30 @@ def test_a_unit_of_its_own_dtype() -> None:
     usual = step(2, 2, 2, torch.bfloat16)
     assert found.formula_bytes - usual.formula_bytes == 2 * UNIT
     assert found.moved == usual.moved
+
+
+class Adapted(nn.Module):
+    """A layer of 16 bit, frozen, under a small one in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 64, bias=False).bfloat16().requires_grad_(False)
+        self.down = nn.Linear(64, 4, bias=False)
+
+
+@pytest.mark.parametrize('ranks', [2, 4])
+def test_a_frozen_base_of_16_bit_has_neither_gradients_nor_state(ranks: int) -> None:
+    plan = ModuleClassPolicy(['Adapted'])(nn.Sequential(*(Adapted() for _ in range(4))))
+    base, small = 4 * UNIT, 4 * 4 * 64
+    lasting = 2 * base + 4 * small + 8 * small
+    found = step(3, ranks, 1, plan=plan)
+    assert found.memory['parameters'] == (2 * base + 4 * small) / ranks
+    assert found.memory['optimizer'] == 8 * small / ranks
+    # At most all of what trains, whole; nothing of the base.
+    assert found.memory.get('gradients', 0) <= 4 * small
+    assert found.formula.startswith('(p + 3t)/N + the units alive at once')
+    assert lasting / ranks < found.formula_bytes < (lasting + 2 * base) / ranks + 3 * (2 * UNIT + 4 * 4 * 64)
+    assert step(2, ranks, 1, plan=plan).formula.startswith('(p + 3t)/N + gathered p')
+    replicated = step(0, ranks, 1, plan=plan)
+    assert replicated.formula.startswith('p + 3t')
+    assert replicated.formula_bytes == replicated.bytes == lasting + 4 * small
