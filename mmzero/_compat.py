@@ -562,3 +562,60 @@ def version_of(tensor: torch.Tensor) -> torch.Tensor:
     # Assigning data leaves the counter.
     version.data = version.new_empty(0)
     return version
+
+
+def watch_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Call something before and after each compilation, with ``callback_trigger`` and ``compile_id``.
+
+    ``torch._dynamo.reset`` forgets it. Remove once torch has a public function for it.
+
+    Args:
+        start (Callable[[Any], None]): Called before; once, however often it is given.
+        end (Callable[[Any], None]): Called after, also where the compilation failed.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    if start not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(start)
+        callback_handler.register_end_callback(end)
+
+
+def graph_breaks() -> tuple[list[tuple[str, int, str]], list[str]]:
+    """What has broken graphs in this process so far, and where.
+
+    ``torch._dynamo.explain`` needs inputs. Remove once torch tells it in public.
+
+    Returns:
+        tuple: File, line and reason, in their order; and the reasons of all, also of those without a place, as where
+        Dynamo left out a function.
+    """
+    from torch._dynamo.utils import counters, graph_break_reasons
+
+    places = [
+        (reason.user_stack[-1].filename, reason.user_stack[-1].lineno or 0, reason.reason)
+        for reason in graph_break_reasons
+        if reason.user_stack
+    ]
+    return places, [*counters['graph_break']]
+
+
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """What torch.compile raises of itself. Remove once these have a public home.
+
+    Returns:
+        tuple[type[Exception], ...]: Classes.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return TorchDynamoException, FailOnRecompileLimitHit
+
+
+def leave_graphs_whole_under_ddp() -> None:
+    """Keep torch.compile from cutting what runs within DDP at DDP's buckets, for this process.
+
+    Units are smaller than that, and regions of activation checkpointing cannot be cut ("DDPOptimizer backend: Found a
+    higher order op in the graph"). Remove once DDP leaves alone what is compiled below it.
+    """
+    import torch._dynamo
+
+    torch._dynamo.config.optimize_ddp = False

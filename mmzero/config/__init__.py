@@ -1,6 +1,7 @@
 """The fields of ``model_wrapper_cfg``: frozen dataclasses, and the reader that lists every fault at once."""
 
 from mmzero.config.checkpointing import CheckpointingConfig
+from mmzero.config.compile import CompileConfig
 from mmzero.config.loss_scale import LossScale, read_loss_scale
 from mmzero.config.overrides import OverrideConfig
 from mmzero.config.reader import Faults, Reader, read_fields
@@ -8,6 +9,7 @@ from mmzero.config.zero import MeshConfig, PrecisionConfig, ZeroConfig, read_zer
 
 __all__ = [
     'CheckpointingConfig',
+    'CompileConfig',
     'Faults',
     'LossScale',
     'MeshConfig',

@@ -15,6 +15,7 @@ READ_KEYS = (
     'model_wrapper_cfg',
     'runner_type',
     'activation_checkpointing',
+    'compile',
     'efficient_conv_bn_eval',
     'find_unused_parameters',
     'sync_bn',
