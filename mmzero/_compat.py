@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import operator
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -580,23 +581,18 @@ def watch_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) -> 
         callback_handler.register_end_callback(end)
 
 
-def graph_breaks() -> tuple[list[tuple[str, int, str]], list[str]]:
+def graph_breaks() -> tuple[list[tuple[list[traceback.FrameSummary], str]], list[str]]:
     """What has broken graphs in this process so far, and where.
 
     ``torch._dynamo.explain`` needs inputs. Remove once torch tells it in public.
 
     Returns:
-        tuple: File, line and reason, in their order; and the reasons of all, also of those without a place, as where
-        Dynamo left out a function.
+        tuple: Stacks, the innermost frame last, and reasons; and the reasons of all, also of those without a stack, as
+        where Dynamo left out a function.
     """
     from torch._dynamo.utils import counters, graph_break_reasons
 
-    places = [
-        (reason.user_stack[-1].filename, reason.user_stack[-1].lineno or 0, reason.reason)
-        for reason in graph_break_reasons
-        if reason.user_stack
-    ]
-    return places, [*counters['graph_break']]
+    return [(list(each.user_stack), each.reason) for each in graph_break_reasons], [*counters['graph_break']]
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
@@ -619,3 +615,16 @@ def leave_graphs_whole_under_ddp() -> None:
     import torch._dynamo
 
     torch._dynamo.config.optimize_ddp = False
+
+
+def in_one_graph() -> AbstractContextManager:
+    """Let what is compiled inside fail where a graph breaks.
+
+    ``fullgraph=True`` would also put values that depend on data into the graph. Remove once it is public.
+
+    Returns:
+        AbstractContextManager: In which a compiled function is called.
+    """
+    import torch._dynamo
+
+    return torch._dynamo.error_on_graph_break(True)

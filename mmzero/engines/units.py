@@ -29,7 +29,7 @@ def plan_units(model: nn.Module, engine: Engine, world_size: int | None) -> Wrap
     if world_size is not None:
         plan = resolve_rules(plan, config.mesh.sizes(world_size)[1], ranks_per_node())
     # Before what is gathered by itself for its dtype cuts units into pieces.
-    plan = choose_compiled(model, plan, config.compile)
+    plan = choose_compiled(model, plan, config.compile, looks_inside=config.detect_anomaly)
     plan = engine.complete_plan(model, plan)
     engine.check_plan(model, plan)
     return plan

@@ -7,6 +7,13 @@ on the instance is replaced, as activation checkpointing does it before, so that
 stay as they were, and a deep copy runs its own weights. Alike modules share what is compiled. Torch keeps that with a
 function's code, up to a limit of 8 variants, beyond which it runs the function as it is. So each group of alike
 modules has a code of its own.
+
+[Note: compiled and recomputed]
+A module that is recomputed is compiled with its checkpoint around it, so that the compiler sees what is recomputed, and
+what ``save='matmuls'`` keeps. That takes one graph: nothing is compiled by itself within a checkpoint, as the parts
+that a graph break leaves would have to be, and a compiler takes no hooks on saved tensors, which offloading is made of.
+There the checkpoint is around what is compiled. Under ``save='matmuls'``, which would not see into that, such a module
+runs as it is.
 """
 
 import types
@@ -16,9 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmzero._compat import compiler_errors
+from mmzero._compat import compiler_errors, in_one_graph
 from mmzero.config import CompileConfig
 from mmzero.errors import CompileError
+from mmzero.patches.checkpoint import Region
 
 SHOWN_LINES = 12
 
@@ -76,35 +84,71 @@ def compile_error(what: str, name: str, config: CompileConfig, error: BaseExcept
     )
 
 
-def compile_alike(modules: Mapping[str, nn.Module], config: CompileConfig, number: int = 0) -> list[CompiledForward]:
+def compile_alike(
+    modules: Mapping[str, nn.Module], config: CompileConfig, regions: Mapping[str, Region], number: int = 0
+) -> list[CompiledForward]:
     """Compile the forward of alike modules; done when they are called first.
 
-    Only ``forward`` on the instances is replaced, by bound methods; after activation checkpointing, so that what is
-    recomputed is compiled as well, and before sharding.
+    Only ``forward`` on the instances is replaced, by bound methods; after activation checkpointing, and before
+    sharding.
 
     Args:
         modules (Mapping[str, nn.Module]): Modules of one class, by path.
         config (CompileConfig): How.
+        regions (Mapping[str, Region]): What is recomputed, by path.
         number (int): Of the group, since modules of one class may be of several. Defaults to 0.
 
     Returns:
         list[CompiledForward]: One per module.
+
+    Raises:
+        CompileError: If ``forward`` of an instance was replaced by what is no method.
     """
     class_name = type(next(iter(modules.values()))).__name__
-    compiled = torch.compile(_entering(f'{class_name}_{number}'), **config.arguments())
+    compiled = _Compiled(f'{class_name}_{number}', config)
     made = []
     for name, module in modules.items():
         note = CompiledForward(name, class_name, config)
-        own = module.__dict__.get('forward')
-        forward = type(module).forward if own is None else getattr(own, '__func__', None)
-        if forward is None:
-            raise CompileError(
-                f'model_wrapper_cfg.compile: forward of {name} ({class_name}) was replaced on the instance by what is '
-                f"no method; leave it out by model_wrapper_cfg.overrides=[dict(units='{name}', compile=False)]"
-            )
-        module.forward = types.MethodType(_through(note, compiled, forward), module)
+        region = regions.get(name)
+        if region is None:
+            forward = _through(note, compiled.parts, _forward_of(name, module))
+        else:
+            forward = _around(note, compiled, region, _forward_of(name, module))
+            if region.config.save != 'matmuls':
+                region.compiled = _through(note, compiled.parts, type(module).forward)
+        module.forward = types.MethodType(forward, module)
         made.append(note)
     return made
+
+
+class _Compiled:
+    """What alike modules share.
+
+    Args:
+        name (str): What torch's logs call it.
+        config (CompileConfig): How they are compiled.
+
+    Attributes:
+        parts (Callable): A forward as one graph or, where graphs break, as several.
+        whole (Callable): A forward as one graph, or an error.
+        is_cut (bool): Whether it was one.
+    """
+
+    def __init__(self, name: str, config: CompileConfig) -> None:
+        self.parts = torch.compile(_entering(name), **config.arguments())
+        self.whole = torch.compile(_entering(f'{name}_recomputed'), **config.arguments())
+        self.is_cut = False
+
+
+def _forward_of(name: str, module: nn.Module) -> Callable:
+    own = module.__dict__.get('forward')
+    forward = type(module).forward if own is None else getattr(own, '__func__', None)
+    if forward is None:
+        raise CompileError(
+            f'model_wrapper_cfg.compile: forward of {name} ({type(module).__name__}) was replaced on the instance by '
+            f"what is no method; leave it out by model_wrapper_cfg.overrides=[dict(units='{name}', compile=False)]"
+        )
+    return forward
 
 
 def _entering(name: str) -> Callable:
@@ -126,5 +170,25 @@ def _through(note: CompiledForward, compiled: Callable, forward: Callable) -> Ca
             return compiled(forward, self, args, kwargs)
         except errors as error:
             raise note.error(error) from error
+
+    return run
+
+
+def _around(note: CompiledForward, compiled: _Compiled, region: Region, forward: Callable) -> Callable:
+    """Like :func:`_through`, for what is recomputed."""
+    whole, errors = _through(note, compiled.whole, forward), compiler_errors()
+
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or note.config.fullgraph and not region.config.offload:
+            return whole(self, *args, **kwargs)
+        note.has_run = True
+        if not compiled.is_cut and not region.config.offload:
+            try:
+                with in_one_graph():
+                    return compiled.whole(forward, self, args, kwargs)
+            except errors:
+                # Whatever is wrong shows once more where the parts are compiled.
+                compiled.is_cut = True
+        return forward(self, *args, **kwargs)
 
     return run

@@ -15,7 +15,7 @@ from mmzero.policies.unit import Unit
 _PATH = 'model_wrapper_cfg.compile'
 
 
-def choose_compiled(model: nn.Module, plan: WrapPlan, config: CompileConfig) -> WrapPlan:
+def choose_compiled(model: nn.Module, plan: WrapPlan, config: CompileConfig, looks_inside: bool = False) -> WrapPlan:
     """Say which units are compiled: those that hold no other unit, or as their rules say. Pure.
 
     A unit that holds others, such as the root, would be cut at each of them, where parameters are gathered.
@@ -24,6 +24,8 @@ def choose_compiled(model: nn.Module, plan: WrapPlan, config: CompileConfig) -> 
         model (nn.Module): The model; its parameters may be on the meta device.
         plan (WrapPlan): The plan with its rules.
         config (CompileConfig): The field ``compile``.
+        looks_inside (bool): Whether tensors between the modules of a unit are looked at, which a compiled unit does not
+            have. Defaults to False.
 
     Returns:
         WrapPlan: The plan with ``compiled`` of each unit, and a note.
@@ -33,14 +35,17 @@ def choose_compiled(model: nn.Module, plan: WrapPlan, config: CompileConfig) -> 
     """
     if not config.is_asked:
         return plan
-    if config.disable:
-        return replace(plan, notes=(*plan.notes, 'compile: disable=True, so that all units run as they are'))
+    if config.disable or looks_inside:
+        why = 'disable=True' if config.disable else 'detect_anomaly=True looks at what modules of a unit hand on'
+        return replace(plan, notes=(*plan.notes, f'compile: {why}, so that all units run as they are'))
     holders = {unit.name for unit in plan.units if unit.is_root or _holds_another(unit, plan)}
     without_forward = {unit.name for unit in plan.units if _has_no_forward(model.get_submodule(unit.name))}
     wrong = [unit for unit in plan.units if unit.rules.compile and unit.name in without_forward]
     if wrong:
         names = ', '.join(f'{unit.name or ROOT} ({unit.class_name})' for unit in wrong)
-        raise ConfigError([f'model_wrapper_cfg.overrides: compile=True is for {names}, which has no forward to compile'])
+        raise ConfigError(
+            [f'model_wrapper_cfg.overrides: compile=True is for {names}, which has no forward to compile']
+        )
     units = tuple(
         replace(unit, compiled=_is_compiled(unit, unit.name in holders | without_forward)) for unit in plan.units
     )

@@ -1,17 +1,22 @@
 """Compiling the units of a plan, and telling once what became of it."""
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from traceback import FrameSummary
 
+import torch
+import torch.distributed.fsdp
 from torch import nn
 
+import mmzero.patches
 from mmzero._compat import compiler_errors, graph_breaks
 from mmzero.config import CompileConfig
 from mmzero.engines.eagerly import eagerly
 from mmzero.engines.watch import COMPILING
 from mmzero.errors import ZeroError
-from mmzero.patches import compile_alike, compile_error
+from mmzero.patches import Region, compile_alike, compile_error
 from mmzero.policies import Unit, WrapPlan
 
 # The first runs eagerly, the second compiles, and the third may bring other sizes.
@@ -32,11 +37,17 @@ class Compilation:
         model (nn.Module): The model, patched and not sharded yet.
         plan (WrapPlan): Its units.
         config (CompileConfig): The field ``compile``.
+        regions (Mapping[str, Region]): What is recomputed, by path.
         report (Callable): Takes a text for the log, and whether it is a warning.
     """
 
     def __init__(
-        self, model: nn.Module, plan: WrapPlan, config: CompileConfig, report: Callable[[str, bool], None]
+        self,
+        model: nn.Module,
+        plan: WrapPlan,
+        config: CompileConfig,
+        regions: Mapping[str, Region],
+        report: Callable[[str, bool], None],
     ) -> None:
         self.config = config
         self._report = report
@@ -44,12 +55,13 @@ class Compilation:
         self.units = [
             note
             for number, names in enumerate(_alike(plan))
-            for note in compile_alike({name: model.get_submodule(name) for name in names}, config, number)
+            for note in compile_alike({name: model.get_submodule(name) for name in names}, config, regions, number)
         ]
         if self.units:
             COMPILING.start()
             self._before = COMPILING.count, COMPILING.again, COMPILING.seconds
-            self._seen = tuple(map(set, graph_breaks()))
+            stacks, reasons = graph_breaks()
+            self._seen = len(stacks), set(reasons)
 
     def running(self, is_first: bool) -> AbstractContextManager:
         """What an iteration runs in.
@@ -85,12 +97,12 @@ class Compilation:
 
     def _breaks(self) -> Counter[str]:
         """Places and reasons, and how often a function was cut there."""
-        places, reasons = graph_breaks()
-        seen_places, seen_reasons = self._seen
-        new = [item for item in places if item not in seen_places]
-        found = Counter(f'{file}:{line}: {_first_line(reason)}' for file, line, reason in new)
-        # A function that Dynamo leaves out as a whole, as for a graph break in a loop, has no place in the list.
-        placed = ''.join(reason for _, _, reason in new)
+        stacks, reasons = graph_breaks()
+        seen_stacks, seen_reasons = self._seen
+        new = stacks[seen_stacks:]
+        found = Counter(_told(stack, reason) for stack, reason in new)
+        # A function that Dynamo leaves out as a whole, as for a graph break in a loop, has no stack in the list.
+        placed = ''.join(reason for _, reason in new)
         found.update(_said(reason) for reason in reasons if reason not in seen_reasons and reason not in placed)
         return found
 
@@ -130,6 +142,22 @@ def _alike(plan: WrapPlan) -> list[list[str]]:
 
 def _kind(unit: Unit) -> tuple:
     return unit.class_name, unit.shapes, unit.trainable, unit.dtypes, unit.rules
+
+
+def _told(stack: Sequence[FrameSummary], reason: str) -> str:
+    """A graph break, by the innermost line of the model's own code."""
+    if not stack:
+        return _said(reason)
+    own = [frame for frame in stack if not frame.filename.startswith(_NOT_OF_MODELS)]
+    place = (own or stack)[-1]
+    where = f'{place.filename}:{place.lineno} ({place.name})'
+    if stack[-1].filename.startswith(_FSDP):
+        return f'{where}: a unit within this one is gathered here'
+    return f'{where}: {_first_line(reason)}'
+
+
+_NOT_OF_MODELS = tuple(f'{package.__path__[0]}{os.sep}' for package in (torch, mmzero.patches))
+_FSDP = f'{torch.distributed.fsdp.__path__[0]}{os.sep}'
 
 
 def _first_line(reason: str) -> str:

@@ -75,7 +75,7 @@ class ZeroModelWrapper(nn.Module):
             raise
         self._announce()
         self.budget = build_budget(checkpointing, self.patched, self.plan, _report)
-        self.compilation = Compilation(module, self.plan, self.config.compile, _report)
+        self.compilation = Compilation(module, self.plan, self.config.compile, self.patched.regions, _report)
         self.engine.shard(module, self.plan)
         compute_in_float32(module, self.engine.device.type)
         start_watch(self.config.watch, self.engine.waits_in_backward)
