@@ -1,6 +1,7 @@
 """Compiling the units of a plan, and telling once what became of it."""
 
 import os
+import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -148,7 +149,7 @@ def _told(stack: Sequence[FrameSummary], reason: str) -> str:
     """A graph break, by the innermost line of the model's own code."""
     if not stack:
         return _said(reason)
-    own = [frame for frame in stack if not frame.filename.startswith(_NOT_OF_MODELS)]
+    own = [frame for frame in stack if _is_of_models(frame.filename)]
     place = (own or stack)[-1]
     where = f'{place.filename}:{place.lineno} ({place.name})'
     if stack[-1].filename.startswith(_FSDP):
@@ -156,6 +157,12 @@ def _told(stack: Sequence[FrameSummary], reason: str) -> str:
     return f'{where}: {_first_line(reason)}'
 
 
+def _is_of_models(file: str) -> bool:
+    is_pythons = file.startswith(('<', _PYTHON)) and 'site-packages' not in file
+    return not is_pythons and not file.startswith(_NOT_OF_MODELS)
+
+
+_PYTHON = f'{sysconfig.get_path("stdlib")}{os.sep}'
 _NOT_OF_MODELS = tuple(f'{package.__path__[0]}{os.sep}' for package in (torch, mmzero.patches))
 _FSDP = f'{torch.distributed.fsdp.__path__[0]}{os.sep}'
 
