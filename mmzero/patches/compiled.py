@@ -100,9 +100,6 @@ def compile_alike(
 
     Returns:
         list[CompiledForward]: One per module.
-
-    Raises:
-        CompileError: If ``forward`` of an instance was replaced by what is no method.
     """
     class_name = type(next(iter(modules.values()))).__name__
     compiled = _Compiled(f'{class_name}_{number}', config)
@@ -111,9 +108,9 @@ def compile_alike(
         note = CompiledForward(name, class_name, config)
         region = regions.get(name)
         if region is None:
-            forward = _through(note, compiled.parts, _forward_of(name, module))
+            forward = _through(note, compiled.parts, _forward_of(module))
         else:
-            forward = _around(note, compiled, region, _forward_of(name, module))
+            forward = _around(note, compiled, region, _forward_of(module))
             if region.config.save != 'matmuls':
                 region.compiled = _through(note, compiled.parts, type(module).forward)
         module.forward = types.MethodType(forward, module)
@@ -140,15 +137,12 @@ class _Compiled:
         self.is_cut = False
 
 
-def _forward_of(name: str, module: nn.Module) -> Callable:
+def _forward_of(module: nn.Module) -> Callable:
     own = module.__dict__.get('forward')
-    forward = type(module).forward if own is None else getattr(own, '__func__', None)
-    if forward is None:
-        raise CompileError(
-            f'model_wrapper_cfg.compile: forward of {name} ({type(module).__name__}) was replaced on the instance by '
-            f"what is no method; leave it out by model_wrapper_cfg.overrides=[dict(units='{name}', compile=False)]"
-        )
-    return forward
+    if own is None:
+        return type(module).forward
+    # What is no method was made for this instance, and is called without it.
+    return getattr(own, '__func__', lambda _, *args, **kwargs: own(*args, **kwargs))
 
 
 def _entering(name: str) -> Callable:
