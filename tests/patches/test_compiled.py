@@ -61,6 +61,9 @@ def test_a_region_whose_graph_breaks(fields: dict) -> None:
     found, wanted = broken(), broken()
     compile_alike({'it': found}, EAGER, region_of(found, **fields))
     same(train(found), train(wanted))
+    tried = counters['frames']['total']
+    train(found)
+    assert counters['frames']['total'] == tried
     # What keeps products would not see into what is compiled.
     assert bool(counters['stats']['unique_graphs']) == (fields.get('save') != 'matmuls')
 
