@@ -71,7 +71,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         ({'optim_wrapper.grad_norms': ['stemm']}, "optim_wrapper.grad_norms: names nothing that is trained: 'stemm'"),
         (dict(strategy=dict(type='FSDPStrategy')), 'strategy: belongs to FlexibleRunner'),
         (dict(compile=dict(target='train_step')), "compile.target: got 'train_step'; allowed: 'forward'"),
-        (dict(compile=dict(bakend='eager')), "compile.bakend: unknown field; did you mean 'backend'?"),
+        (dict(compile=dict(backendd='eager')), "compile.backendd: unknown field; did you mean 'backend'?"),
         (
             {'compile': True, 'model_wrapper_cfg.wrap_policy': None},
             '  compile: compiles units, and none (one unit) chooses none; let wrap_policy name the blocks',
