@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import operator
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -649,3 +650,69 @@ def version_of(tensor: torch.Tensor) -> torch.Tensor:
     # Assigning data leaves the counter.
     version.data = version.new_empty(0)
     return version
+
+
+def watch_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Call something before and after each compilation, with ``callback_trigger`` and ``compile_id``.
+
+    ``torch._dynamo.reset`` forgets it. Remove once torch has a public function for it.
+
+    Args:
+        start (Callable[[Any], None]): Called before; once, however often it is given.
+        end (Callable[[Any], None]): Called after, also where the compilation failed.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    if start not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(start)
+        callback_handler.register_end_callback(end)
+
+
+def graph_breaks() -> tuple[list[tuple[list[traceback.FrameSummary], str]], list[str]]:
+    """What has broken graphs in this process so far, and where.
+
+    ``torch._dynamo.explain`` needs inputs. Remove once torch tells it in public.
+
+    Returns:
+        tuple: Stacks, the innermost frame last, and reasons; and the reasons of all, also of those without a stack, as
+        where Dynamo left out a function.
+    """
+    from torch._dynamo.utils import counters, graph_break_reasons
+
+    return [(list(each.user_stack), each.reason) for each in graph_break_reasons], [*counters['graph_break']]
+
+
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """What torch.compile raises of itself. Remove once these have a public home.
+
+    Returns:
+        tuple[type[Exception], ...]: Classes.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return TorchDynamoException, FailOnRecompileLimitHit
+
+
+def leave_graphs_whole_under_ddp() -> None:
+    """Keep torch.compile from cutting what runs within DDP at DDP's buckets, for this process.
+
+    Units are mostly smaller than that, and in its source it refuses regions of activation checkpointing ("higher order
+    op"). A precaution: on two small ranks nothing was seen to go wrong without it. Remove once DDP leaves alone what is
+    compiled below it.
+    """
+    import torch._dynamo
+
+    torch._dynamo.config.optimize_ddp = False
+
+
+def in_one_graph() -> AbstractContextManager:
+    """Let what is compiled inside fail where a graph breaks.
+
+    ``fullgraph=True`` would also put values that depend on data into the graph. Remove once it is public.
+
+    Returns:
+        AbstractContextManager: In which a compiled function is called.
+    """
+    import torch._dynamo
+
+    return torch._dynamo.error_on_graph_break(True)

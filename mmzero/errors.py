@@ -30,6 +30,10 @@ class PlanError(ZeroError):
     """A wrap plan that does not fit the model."""
 
 
+class CompileError(ZeroError):
+    """A unit that torch.compile cannot compile."""
+
+
 class NonFiniteError(ZeroError):
     """Gradients that are not finite, step after step."""
 

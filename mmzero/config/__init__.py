@@ -2,6 +2,7 @@
 
 from mmzero.config.checkpoint import CheckpointConfig, read_checkpoint_config
 from mmzero.config.checkpointing import CheckpointingConfig
+from mmzero.config.compile import CompileConfig
 from mmzero.config.loss_scale import LossScale, read_loss_scale
 from mmzero.config.overrides import OverrideConfig
 from mmzero.config.reader import Faults, Reader, read_fields
@@ -10,6 +11,7 @@ from mmzero.config.zero import MeshConfig, OffloadConfig, PrecisionConfig, ZeroC
 __all__ = [
     'CheckpointConfig',
     'CheckpointingConfig',
+    'CompileConfig',
     'Faults',
     'LossScale',
     'MeshConfig',

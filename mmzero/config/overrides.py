@@ -46,6 +46,7 @@ class OverrideConfig:
         cast_forward_inputs (bool, optional): Whether floating inputs are cast to ``param_dtype``.
         shard_dim (int, optional): The dimension along which parameters are split.
         shard (bool, optional): False: every rank keeps the unit whole.
+        compile (bool, optional): Whether ``compile`` is for the unit; by default for units that hold no other one.
     """
 
     units: tuple[str, ...] = option((), unit_patterns)
@@ -54,6 +55,7 @@ class OverrideConfig:
     cast_forward_inputs: bool | None = option(None, optional_flag)
     shard_dim: int | None = option(None, tensor_dim)
     shard: bool | None = option(None, optional_flag)
+    compile: bool | None = option(None, optional_flag)
 
     def rules(self) -> dict[str, Any]:
         """What it says, by the names of the fields of ``UnitRules``."""
@@ -61,7 +63,9 @@ class OverrideConfig:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def check_overrides(overrides: tuple[OverrideConfig, ...], stage: int, path: str, faults: Faults) -> None:
+def check_overrides(
+    overrides: tuple[OverrideConfig, ...], stage: int, path: str, faults: Faults, compiles: bool = False
+) -> None:
     """Refuse entries that contradict themselves or the stage.
 
     Args:
@@ -69,9 +73,14 @@ def check_overrides(overrides: tuple[OverrideConfig, ...], stage: int, path: str
         stage (int): ZeRO stage.
         path (str): Their config path.
         faults (Faults): Takes what is wrong.
+        compiles (bool): Whether units are compiled. Defaults to False.
     """
-    if overrides and stage == 0:
-        faults.add(path, 'needs stage 1, 2 or 3; at stage 0 every rank holds all, in the dtype of the model')
+    if stage == 0 and any(entry.rules().keys() != {'compile'} for entry in overrides):
+        faults.add(
+            path,
+            'needs stage 1, 2 or 3; at stage 0 every rank holds all, in the dtype of the model, and an entry may have '
+            'units and compile alone',
+        )
         return
     for index, entry in enumerate(overrides):
         place = f'{path}[{index}]'
@@ -79,6 +88,8 @@ def check_overrides(overrides: tuple[OverrideConfig, ...], stage: int, path: str
         if not faults.at(place):
             for name, fault in _faults(entry, stage):
                 faults.add(f'{place}{name}', fault)
+            if entry.compile and not compiles:
+                faults.add(f'{place}.compile', 'got True, and nothing says how; set model_wrapper_cfg.compile, too')
 
 
 def _faults(entry: OverrideConfig, stage: int) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmzero.config.checkpointing import CheckpointingConfig
+from mmzero.config.compile import CompileConfig
 from mmzero.config.overrides import OverrideConfig, check_overrides
 from mmzero.config.policy import wrap_policy
 from mmzero.config.reader import (
@@ -158,6 +159,7 @@ class ZeroConfig:
         offload (OffloadConfig): What leaves the GPU between its uses.
         activation_checkpointing (CheckpointingConfig): What is recomputed in backward: a list of names of modules, as
             MMEngine's key of that name, or a dict. Blocks with ``with_cp=True`` are found by themselves.
+        compile (CompileConfig): How torch.compile compiles units, each by itself: True, or a dict. Defaults to False.
         separate (bool or dict[str, torch.dtype or None]): Whether each child module with trained parameters is a model
             of its own, as under MMSeparateDistributedDataParallel, for a model whose ``train_step`` takes several
             optimizers. A dict gives the ``param_dtype`` of some children's units. Defaults to False.
@@ -188,6 +190,7 @@ class ZeroConfig:
     precision: PrecisionConfig = option(PrecisionConfig(), PrecisionConfig)
     offload: OffloadConfig = option(OffloadConfig(), OffloadConfig)
     activation_checkpointing: CheckpointingConfig = option(CheckpointingConfig(), CheckpointingConfig)
+    compile: CompileConfig = option(CompileConfig(), CompileConfig)
     separate: bool | dict[str, torch.dtype | None] = option(False, children_apart)
     find_unused_parameters: bool = option(False, flag)
     broadcast_buffers: bool = option(False, flag)
@@ -215,7 +218,7 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
     if config.stage != cfg.get('stage', config.stage):
         return config
-    check_overrides(config.overrides, config.stage, f'{path}.overrides', faults)
+    check_overrides(config.overrides, config.stage, f'{path}.overrides', faults, config.compile.is_asked)
     if config.no_sync and config.stage != 3:
         advice = 'is what stage=1 does; use stage=1' if config.stage == 2 else 'is done by itself; remove it'
         faults.add(f'{path}.no_sync', f'at stage={config.stage} it {advice}')

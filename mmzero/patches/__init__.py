@@ -1,8 +1,9 @@
-"""Activation checkpointing on module instances: apply, undo, and count what matched."""
+"""Activation checkpointing on module instances: apply, undo, and count what matched; and compiling them."""
 
 from mmzero.patches.apply import Applied, apply_patches
 from mmzero.patches.budget import Budget
 from mmzero.patches.checkpoint import Region, checkpoint_module
+from mmzero.patches.compiled import CompiledForward, compile_alike, compile_error
 from mmzero.patches.huggingface import HuggingFaceLayer
 from mmzero.patches.kept import KeptBytes
 from mmzero.patches.num_cp import NumCp
@@ -16,6 +17,7 @@ __all__ = [
     'Applied',
     'Budget',
     'CheckpointPatch',
+    'CompiledForward',
     'FeatureNet',
     'HuggingFaceLayer',
     'KeptBytes',
@@ -28,5 +30,7 @@ __all__ = [
     'WithCp',
     'apply_patches',
     'checkpoint_module',
+    'compile_alike',
+    'compile_error',
     'set_attribute',
 ]

@@ -40,6 +40,8 @@ class Region:
         observe (Callable, optional): From the tensors that the module gets to contexts for a forward that is
             recomputed, and for its recompute.
         see_selected (Callable, optional): Is given the outputs that ``save='matmuls'`` keeps.
+        compiled (Callable, optional): Takes the place of the class's forward wherever the region itself is not
+            compiled, as where a graph break cuts it: torch compiles nothing by itself within a checkpoint.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Region:
         self.has_outgrown = False
         self.observe: Observe | None = None
         self.see_selected: Callable[[Any], None] | None = None
+        self.compiled: Callable | None = None
         self.communicates = any('SyncBatchNorm' in type(layer).__name__ for layer in module.modules())
         self._has_norms = any(isinstance(layer, _NormBase) for layer in module.modules())
 
@@ -71,6 +74,8 @@ class Region:
         """
         # Looked up at each call: fully_shard replaces the class of an instance later on.
         forward = partial(getattr(type(module), method), module)
+        if self.compiled is not None and method == 'forward' and not torch.compiler.is_compiling():
+            forward = partial(self.compiled, module)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         self.has_run = True
@@ -84,15 +89,17 @@ class Region:
         # As one list, so that tensors in keyword arguments and containers are saved as autograd saves tensors.
         flat, spec = tree_flatten((args, kwargs))
         # The first time as it was called, so that what forward puts into a container of its caller's stays there. A
-        # compiler calls once for both.
+        # compiler calls once for both; where a graph break leaves the rest to be called, it has seen this already.
         first = [] if torch.compiler.is_compiling() else [(args, kwargs)]
+        calls: list[None] = []
 
         def run(*flat: Any) -> Any:
-            if first:
-                args, kwargs = first.pop()
+            args, kwargs = first.pop() if first else tree_unflatten(list(flat), spec)
+            if torch.compiler.is_compiling():
                 return forward(*args, **kwargs)
-            args, kwargs = tree_unflatten(list(flat), spec)
-            with self._recomputing(module):
+            is_again = bool(calls)
+            calls.append(None)
+            with self._recomputing(module) if is_again else nullcontext():
                 return forward(*args, **kwargs)
 
         # Held by autograd alone, which may put inputs elsewhere.
@@ -117,9 +124,7 @@ class Region:
         return got > self.largest
 
     def _recomputing(self, module: nn.Module) -> AbstractContextManager:
-        if self._has_norms and not torch.compiler.is_compiling():
-            return _KeptStatistics(module)
-        return nullcontext()
+        return _KeptStatistics(module) if self._has_norms else nullcontext()
 
     def _contexts(self, flat: list) -> dict[str, Any]:
         """What forward and recompute run in; nothing where it may be, since torch's ``debug`` brings its own.

@@ -113,6 +113,7 @@ def _group_dict(names: list[str], item: Any) -> dict[str, Any]:
         padding=item.padding,
         dtypes=list(item.dtypes),
         rules=rules_text(item.unit.rules),
+        compiled=item.unit.compiled,
     )
 
 

@@ -3,6 +3,7 @@
 from mmzero.policies.auto import AutoPolicy
 from mmzero.policies.build import build_policy
 from mmzero.policies.combine import AllOf, AnyOf, Not
+from mmzero.policies.compiled import choose_compiled
 from mmzero.policies.depth import DepthPolicy
 from mmzero.policies.eligible import ineligible
 from mmzero.policies.figures import Gathering, PlanFigures, plan_figures, replicated
@@ -35,6 +36,7 @@ __all__ = [
     'WrapPlan',
     'WrapPolicy',
     'build_policy',
+    'choose_compiled',
     'ineligible',
     'make_plan',
     'matches_or_holds',

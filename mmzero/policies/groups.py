@@ -17,7 +17,7 @@ def alike(units: Sequence[UnitFigures]) -> list[list[UnitFigures]]:
     groups: dict[tuple, list[UnitFigures]] = {}
     for item in units:
         unit = item.unit
-        key = (unit.class_name, unit.shapes, unit.itemsizes, unit.trainable, unit.rules, item.dtypes)
+        key = (unit.class_name, unit.shapes, unit.itemsizes, unit.trainable, unit.rules, unit.compiled, item.dtypes)
         groups.setdefault(key, []).append(item)
     return list(groups.values())
 

@@ -18,6 +18,7 @@ class UnitRules:
         shard_dim (int, optional): The dimension along which its parameters are split; those with fewer dimensions
             are split along dim 0.
         shard (bool): False: every rank keeps it whole, and gradients are averaged by all-reduce.
+        compile (bool, optional): Whether it is compiled where units are; None: where it holds no other unit.
     """
 
     reshard_after_forward: bool | int | str | None = None
@@ -25,6 +26,7 @@ class UnitRules:
     cast_forward_inputs: bool | None = None
     shard_dim: int | None = None
     shard: bool = True
+    compile: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Unit:
             so without being named.
         methods (tuple[str, ...]): Methods other than forward by which it is entered.
         separate (bool): Whether it is the root unit of a child that is sharded as a model of its own.
+        compiled (bool): Whether torch.compile compiles its forward.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Unit:
     whole: tuple[tuple[str, str], ...] = ()
     methods: tuple[str, ...] = ()
     separate: bool = False
+    compiled: bool = False
 
     @property
     def is_root(self) -> bool:

@@ -15,7 +15,7 @@ from mmzero.runner.model_check import check_model
 from mmzero.runner.optim_check import check_optim_wrappers, check_schedulers, check_several_schedulers
 from mmzero.runner.parts import Parts, check_parts
 from mmzero.runner.toplevel import check_top_level
-from mmzero.runner.translate import checkpointing_path, refuse_keys, wrapper_fields
+from mmzero.runner.translate import ALIASES, path_of, refuse_keys, wrapper_fields
 from mmzero.runner.values import check_values
 
 
@@ -39,7 +39,7 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
     scope = default_scope(cfg, faults)
     refuse_keys(cfg, faults)
     config = read_zero_config(wrapper_fields(cfg, optim_wrapper), 'model_wrapper_cfg', faults)
-    faults.move('model_wrapper_cfg.activation_checkpointing', checkpointing_path(cfg))
+    _tell_as_written(cfg, faults)
     _check_ranks(cfg, config, faults)
     _check_files(cfg, faults)
     _check_saving(cfg, faults)
@@ -54,8 +54,14 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
             check_schedulers(schedulers, optimizer, train_cfg, scope, faults)
         check_values(cfg, faults)
         warnings = check_model(cfg, config, scope, faults)
+        _tell_as_written(cfg, faults)
     faults.raise_if_any()
     return warnings
+
+
+def _tell_as_written(cfg: dict, faults: Faults) -> None:
+    for name in ALIASES:
+        faults.move(f'model_wrapper_cfg.{name}', path_of(cfg, name))
 
 
 def default_scope(cfg: dict, faults: Faults) -> str | None:

@@ -26,7 +26,7 @@ from mmzero.runner.lookup import advice
 from mmzero.runner.optim_check import check_dimensions
 from mmzero.runner.paramwise import check_custom_keys_match, check_tied
 from mmzero.runner.several import check_budget, check_children, check_each, is_several, optimizers_of
-from mmzero.runner.translate import checkpointing_path, is_amp
+from mmzero.runner.translate import is_amp, path_of
 from mmzero.runner.unread import Record, refuse_unread, watched
 from mmzero.wrappers.parts import parts_of
 from mmzero.wrappers.regions import chosen_regions
@@ -62,7 +62,7 @@ def check_model(cfg: dict, config: ZeroConfig, scope: str, faults: Faults) -> li
     if is_several(optim_wrapper):
         doubts = check_children(optim_wrapper, model, config.separate, faults)
         has_budget = config.activation_checkpointing.memory is not None
-        check_budget(optim_wrapper, has_budget, checkpointing_path(cfg), faults)
+        check_budget(optim_wrapper, has_budget, path_of(cfg, 'activation_checkpointing'), faults)
     doubts += _check_paramwise(optim_wrapper, model, scope, faults)
     doubts += whole_outside(model)
     _check_grad_norms(optim_wrapper, model, faults)
@@ -171,7 +171,7 @@ def check_regions(cfg: dict, config: CheckpointingConfig, model: nn.Module, faul
     Returns:
         str: What would be recomputed.
     """
-    path = checkpointing_path(cfg)
+    path = path_of(cfg, 'activation_checkpointing')
     try:
         applied = apply_patches(model, config, chosen_regions(model, config))
         applied.undo()

@@ -16,6 +16,7 @@ READ_KEYS = (
     'runner_type',
     'activation_checkpointing',
     'checkpoint',
+    'compile',
     'efficient_conv_bn_eval',
     'find_unused_parameters',
     'sync_bn',

@@ -25,11 +25,13 @@ OPTIM_FIELDS = (
     'use_fsdp',
 )
 
-# Top-level keys of MMEngine that ZeroRunner cannot honour yet or at all, with what to do.
+# Top-level keys of MMEngine that ZeroRunner cannot honour, with what to do.
 REFUSED = {
     'strategy': 'belongs to FlexibleRunner; its settings go into model_wrapper_cfg',
-    'compile': 'is not supported yet; remove it',
 }
+
+ALIASES = ('activation_checkpointing', 'compile')
+"""Top-level keys of MMEngine that are other names of fields of ``model_wrapper_cfg``."""
 
 
 def type_name(value: Any) -> str:
@@ -153,14 +155,14 @@ def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
         optim_wrapper (dict, optional): The translated optimizer wrapper.
 
     Returns:
-        dict: Fields of ``model_wrapper_cfg`` with the top-level ``find_unused_parameters`` and
+        dict: Fields of ``model_wrapper_cfg`` with the top-level ``find_unused_parameters``, ``compile`` and
         ``activation_checkpointing``, and the optimizer wrapper's dtype as ``precision.param_dtype``.
     """
     given = cfg.get('model_wrapper_cfg')
     fields = dict(given) if isinstance(given, Mapping) else {}
     for name in ('type', '_scope_'):
         fields.pop(name, None)
-    for name in ('find_unused_parameters', 'activation_checkpointing'):
+    for name in ('find_unused_parameters', *ALIASES):
         if cfg.get(name):
             fields.setdefault(name, cfg[name])
     dtype = _dtype_of(optim_wrapper)
@@ -176,16 +178,17 @@ def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
     return fields
 
 
-def checkpointing_path(cfg: dict) -> str:
-    """Say where a config has ``activation_checkpointing``.
+def path_of(cfg: dict, name: str) -> str:
+    """Say where a config has one of :data:`ALIASES`.
 
     Args:
         cfg (dict): The whole config.
+        name (str): The key.
 
     Returns:
         str: Its config path.
     """
-    wrapper, name = cfg.get('model_wrapper_cfg'), 'activation_checkpointing'
+    wrapper = cfg.get('model_wrapper_cfg')
     is_inside = isinstance(wrapper, Mapping) and name in wrapper
     return name if cfg.get(name) and not is_inside else f'model_wrapper_cfg.{name}'
 
@@ -208,9 +211,11 @@ def refuse_keys(cfg: dict, faults: Faults) -> None:
     for name, reason in REFUSED.items():
         if cfg.get(name):
             faults.add(name, reason)
-    wrapper, name = cfg.get('model_wrapper_cfg'), 'activation_checkpointing'
-    if cfg.get(name) and isinstance(wrapper, Mapping) and wrapper.get(name, cfg[name]) != cfg[name]:
-        faults.add(name, f'is not what model_wrapper_cfg.{name} says, which it is another name of; give one of them')
+    wrapper = cfg.get('model_wrapper_cfg')
+    for name in ALIASES:
+        if cfg.get(name) and isinstance(wrapper, Mapping) and wrapper.get(name, cfg[name]) != cfg[name]:
+            why = f'is not what model_wrapper_cfg.{name} says, which it is another name of; give one of them'
+            faults.add(name, why)
     if wrapper is None:
         faults.add('model_wrapper_cfg', "is missing; add model_wrapper_cfg = dict(type='ZeroModelWrapper', stage=3)")
     elif type_name(wrapper.get('type', 'ZeroModelWrapper')) != 'ZeroModelWrapper':

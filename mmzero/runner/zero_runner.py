@@ -36,7 +36,7 @@ from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model, latest_checkpoint
 from mmzero.runner.joint_loops import JointLoopsMixin
 from mmzero.runner.several import build_several, check_built, is_several
-from mmzero.runner.translate import becomes_bfloat16, translate_optim_wrapper, wrapper_fields
+from mmzero.runner.translate import ALIASES, becomes_bfloat16, translate_optim_wrapper, wrapper_fields
 from mmzero.wrappers import ZeroModelWrapper
 
 T = TypeVar('T')
@@ -96,7 +96,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         kwargs['optim_wrapper'] = translated
         # Taken over by the wrapper; Runner would apply its own on top.
         self._efficient_conv_bn_eval = cfg.get('efficient_conv_bn_eval')
-        for name in ('activation_checkpointing', 'efficient_conv_bn_eval'):
+        for name in (*ALIASES, 'efficient_conv_bn_eval'):
             cfg.pop(name, None)
         with blaming({**cfg, **given, 'model': model}, lambda text: _write_traceback(text, work_dir)):
             super().__init__(model=model, work_dir=work_dir, **kwargs)

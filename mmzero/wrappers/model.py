@@ -35,6 +35,7 @@ from mmzero.errors import ConfigError
 from mmzero.patches import apply_patches
 from mmzero.planner import plan_report
 from mmzero.policies import WrapPlan
+from mmzero.wrappers.compilation import Compilation
 from mmzero.wrappers.joining import evaluated, trained
 from mmzero.wrappers.regions import build_budget, chosen_regions
 from mmzero.wrappers.several import check_own_step, check_wrappers, each, has_own_step, standing_in
@@ -85,6 +86,7 @@ class ZeroModelWrapper(nn.Module):
         outside = materialize_outside(module, self.engine.device)
         for path, size in outside.items():
             _log(f'{path}: lies outside of the module tree; {size / 2**20:.2f} MiB are whole on every rank')
+        self.compilation = Compilation(module, self.plan, self.config.compile, self.patched.regions, _report)
         self.engine.shard(module, self.plan)
         for part in (module, *modules_outside_of(module).values()):
             compute_in_float32(part, self.engine.device.type)
@@ -168,14 +170,25 @@ class ZeroModelWrapper(nn.Module):
         started('its next train_step')
         anomalies = self.engine.anomalies
         with self._doing('train_step'), nullcontext() if anomalies is None else anomalies.explaining():
-            if self.stand_in.is_used:
-                with self.engine.without_gradients(), self.stand_in.kept_statistics(), standing_in(optim_wrapper):
-                    return step(data, optim_wrapper)
-            log_vars = step(data, optim_wrapper)
+            with self.compilation.running(self._is_looked_at()):
+                log_vars = self._maybe_stood_in(step, data, optim_wrapper)
+        self.compilation.after_step()
+        if self.stand_in.is_used:
+            return log_vars
         if any(wrapper.skips.in_a_row for wrapper in each(optim_wrapper).values()):
             # It may be this batch that gave nan.
             self.stand_in.replace()
         return log_vars
+
+    def _maybe_stood_in(self, step: Callable, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
+        if not self.stand_in.is_used:
+            return step(data, optim_wrapper)
+        with self.engine.without_gradients(), self.stand_in.kept_statistics(), standing_in(optim_wrapper):
+            return step(data, optim_wrapper)
+
+    def _is_looked_at(self) -> bool:
+        is_first = self.engine.shards and self._steps['train_step'] == 1
+        return is_first or (self.budget is not None and not self.budget.is_done)
 
     def _own_train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
         if self._steps['train_step'] == 1:

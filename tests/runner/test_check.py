@@ -70,7 +70,16 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
         ({'optim_wrapper.grad_norms': True}, "optim_wrapper.grad_norms: got True; expected 'groups'"),
         ({'optim_wrapper.grad_norms': ['stemm']}, "optim_wrapper.grad_norms: names nothing that is trained: 'stemm'"),
         (dict(strategy=dict(type='FSDPStrategy')), 'strategy: belongs to FlexibleRunner'),
-        (dict(compile=True), 'compile: is not supported yet'),
+        (dict(compile=dict(target='train_step')), "compile.target: got 'train_step'; allowed: 'forward'"),
+        (dict(compile=dict(backendd='eager')), "compile.backendd: unknown field; did you mean 'backend'?"),
+        (
+            {'compile': True, 'model_wrapper_cfg.wrap_policy': None},
+            '  compile: compiles units, and none (one unit) chooses none; let wrap_policy name the blocks',
+        ),
+        (
+            {'compile': True, 'model_wrapper_cfg.compile': dict(dynamic=True)},
+            'compile: is not what model_wrapper_cfg.compile says, which it is another name of',
+        ),
         (
             dict(custom_hooks=[dict(type='EMAHook', ema_type='MovingAverage')]),
             'custom_hooks[0]: EMAHook refuses its arguments',
@@ -84,7 +93,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             "model_wrapper_cfg.offload.params: got 'cpu' at stage=0",
         ),
         (dict(checkpoint=dict(format='shard')), "checkpoint.format: got 'shard'; allowed: 'full', 'sharded'"),
-        (dict(checkpoint=dict(fromat='full')), "checkpoint.fromat: unknown field; did you mean 'format'?"),
+        (dict(checkpoint=dict(formt='full')), "checkpoint.formt: unknown field; did you mean 'format'?"),
         (dict(checkpoint=dict(async_save=True)), "checkpoint.async_save: needs format='sharded'"),
         (dict(checkpoint=dict(export='last')), "checkpoint.export: is for format='sharded'"),
         (dict(checkpoint=dict(format='sharded', export_dtype='float16')), 'checkpoint.export_dtype: is for export'),

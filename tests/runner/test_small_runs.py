@@ -251,6 +251,20 @@ def test_checkpointing_a_list_of_modules_is_refused(tmp_path: Path) -> None:
         vector_runner(tmp_path, wrapper=wrapper)
 
 
+@pytest.mark.parametrize('stage', [0, 3])
+def test_the_key_compile_compiles_units(tmp_path: Path, stage: int) -> None:
+    """And not train_step, as MMEngine's runner would; names in the checkpoint stay."""
+    wrapper = dict(find_unused_parameters=True)
+    cfg = dict(compile=dict(backend='eager'), model_wrapper_cfg=dict(type='ZeroModelWrapper', stage=stage, **wrapper))
+    runner = vector_runner(tmp_path, cfg=cfg)
+    runner.train()
+    assert [unit.has_run for unit in runner.sharded.compilation.units] == [True] * 3
+    assert 'train_step' not in runner.model.__dict__
+    saved = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)['state_dict']
+    assert saved.keys() == ToyModel().state_dict().keys()
+    vector_runner(tmp_path, stage=stage, wrapper=wrapper, resume=True).train()
+
+
 def test_a_sharded_model_is_refused(tmp_path: Path) -> None:
     model = ToyModel()
     vector_runner(tmp_path, model).prepare()

@@ -116,7 +116,8 @@ def _with_units(
         rules, methods = (old.rules, old.methods) if old is not None else (found[unit.name][0].rules, ())
         if unit.name in found:
             rules = replace(rules, param_dtype=torch.float32, cast_forward_inputs=found[unit.name][1])
-        return replace(unit, rules=rules, methods=methods)
+        # What is gathered by itself for its dtype alone is no region for a compiler.
+        return replace(unit, rules=rules, methods=methods, compiled=old is not None and old.compiled)
 
     return replace(made, units=tuple(complete(unit) for unit in made.units))
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmzero._compat import default_store
+from mmzero.engines.eagerly import eagerly
 from mmzero.engines.fsdp2.following import Following
 from mmzero.engines.fsdp2.outside import OutsideUses
 from mmzero.engines.fsdp2.together import SameUnits
@@ -50,8 +51,7 @@ class FirstIterations:
         Yields:
             Callable[[Any], None]: Refuses a loss that was computed from shards.
         """
-        # Whatever is compiled would be compiled again once the mode is gone.
-        if kind in self.done or any(module._compiled_call_impl is not None for module in self.model.modules()):
+        if kind in self.done:
             yield _nothing
             return
         self.prepare(kind)
@@ -59,7 +59,8 @@ class FirstIterations:
             same = SameUnits(self.modules)
         else:
             same = SameUnits(self.modules, self._key(kind, following), sum(following.present))
-        with same.watching(one_forward=kind != 'train'), OutsideUses(self.model, self.plan) as uses:
+        # What is compiled under the mode would be compiled again without it.
+        with eagerly(), same.watching(one_forward=kind != 'train'), OutsideUses(self.model, self.plan) as uses:
             yield uses.check
         self.done.add(kind)
         if following is not None and following.tells:

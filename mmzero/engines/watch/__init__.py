@@ -1,5 +1,6 @@
 """Ranks that part ways end within seconds, and say where they stand."""
 
+from mmzero.engines.watch.compiling import COMPILING
 from mmzero.engines.watch.trail import TRAIL
 from mmzero.engines.watch.watcher import (
     leave_quietly,
@@ -12,6 +13,7 @@ from mmzero.engines.watch.watcher import (
 )
 
 __all__ = [
+    'COMPILING',
     'TRAIL',
     'leave_quietly',
     'record_for_launcher',

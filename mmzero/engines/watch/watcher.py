@@ -33,6 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from mmzero._compat import default_store
 from mmzero.engines.watch.board import Board
+from mmzero.engines.watch.compiling import COMPILING
 from mmzero.engines.watch.reports import ENDED, Report, gone, parted
 from mmzero.engines.watch.stacks import in_backward, main_frames, shown, waits_for_others
 from mmzero.engines.watch.trail import TRAIL
@@ -191,7 +192,7 @@ class Watch:
 
     def _look(self) -> Report:
         moves, frames = TRAIL.moves(), main_frames()
-        waits = waits_for_others(frames) or self._waits_unseen(frames)
+        waits = (waits_for_others(frames) or self._waits_unseen(frames)) and not COMPILING.active
         now = time.monotonic()
         if not waits:
             self._since = None

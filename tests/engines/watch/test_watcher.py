@@ -5,6 +5,7 @@ from types import FrameType
 
 import pytest
 
+from mmzero.engines.watch.compiling import COMPILING
 from mmzero.engines.watch.trail import TRAIL
 from mmzero.engines.watch.watcher import Watch
 
@@ -40,3 +41,15 @@ def test_not_between_steps(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_no_thread_to_look_at(watch: Watch) -> None:
     assert not any(watch._waits_unseen([]) for _ in range(2))
+
+
+def test_a_compiler_waits_for_nobody(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch._since, watch._moves, watch._looks, watch.limit = None, None, 0, 0.0
+    watch.rank, watch.host, watch.pid = 0, 'here', 1
+    monkeypatch.setattr('mmzero.engines.watch.watcher.waits_for_others', lambda _: True)
+    monkeypatch.setattr(COMPILING, 'active', True)
+    watch._look()
+    assert watch._since is None
+    monkeypatch.setattr(COMPILING, 'active', False)
+    watch._look()
+    assert watch._since is not None
