@@ -93,7 +93,7 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             "model_wrapper_cfg.offload.params: got 'cpu' at stage=0",
         ),
         (dict(checkpoint=dict(format='shard')), "checkpoint.format: got 'shard'; allowed: 'full', 'sharded'"),
-        (dict(checkpoint=dict(formt='full')), "checkpoint.formt: unknown field; did you mean 'format'?"),
+        (dict(checkpoint=dict(formats='full')), "checkpoint.formats: unknown field; did you mean 'format'?"),
         (dict(checkpoint=dict(async_save=True)), "checkpoint.async_save: needs format='sharded'"),
         (dict(checkpoint=dict(export='last')), "checkpoint.export: is for format='sharded'"),
         (dict(checkpoint=dict(format='sharded', export_dtype='float16')), 'checkpoint.export_dtype: is for export'),
