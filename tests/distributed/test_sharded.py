@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from mmengine.hooks import EMAHook
-from torch.distributed.tensor import DTensor
+from mmengine.hooks import EMAHook, Hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from mmzero.checkpoint.sharded import save as sharded_save
 from mmzero.errors import CheckpointError
 from tests.distributed.cases import Faults, differing, merged, refused
 from tests.distributed.ranks import run_ranks
-from tests.vectors import vector_runner
+from tests.vectors import Vectors, loader, vector_runner
 
 pytestmark = pytest.mark.distributed
 
@@ -229,6 +230,25 @@ def a_full_disk(folder: str) -> Faults:
     return found
 
 
+def on_disks_of_their_own(folder: str) -> Faults:
+    """Each rank has a disk under the same path."""
+    faults: list[str] = []
+    path = f'{folder}/disk {dist.get_rank()}/epoch_1'
+    with refused(faults, CheckpointError, 'rank 0 does not see __1_0.distcp, which rank 1 has written'):
+        sharded_save.save_sharded(dict(a=torch.ones(2) + dist.get_rank(), **own_shard()), {}, path)
+    return dict(disks=faults)
+
+
+def own_shard() -> dict[str, torch.Tensor]:
+    mesh = init_device_mesh('cpu', (dist.get_world_size(),))
+    return dict(b=distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
+
+
+def test_disks_that_are_not_shared_are_told(tmp_path: Path) -> None:
+    for case, faults in merged(run_ranks(2, on_disks_of_their_own, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults}'
+
+
 def named_last(path: str, wanted: str) -> list[str]:
     last = Path(path, 'last_checkpoint').read_text()
     return [] if last == f'{path}/{wanted}' else [last]
@@ -282,3 +302,51 @@ def test_converted(tmp_path: Path) -> None:
 def run_tool(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
+
+
+class Losses(Hook):
+    """Keeps the losses of a batch over all ranks."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        loss = outputs['loss'].detach().double() / dist.get_world_size()
+        dist.all_reduce(loss)
+        self.values.append(float(loss))
+
+
+def losses_of(folder: str, setting: str, epochs: int, **changes: Any) -> list[float]:
+    """Losses of eight samples per step, on any number of ranks, in float32."""
+    data = loader(Vectors(40))
+    data['sampler']['shuffle'], data['batch_size'] = True, 8 // dist.get_world_size()
+    optim = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.05, momentum=0.9), clip_grad=dict(max_norm=0.1))
+    runner = runner_of(
+        folder,
+        setting,
+        epochs,
+        train_dataloader=data,
+        optim_wrapper=optim,
+        val_cfg=None,
+        val_dataloader=None,
+        val_evaluator=None,
+        **changes,
+    )
+    losses = Losses()
+    runner.register_hook(losses)
+    runner.train()
+    return losses.values
+
+
+def test_losses_on_other_numbers_of_ranks(tmp_path: Path) -> None:
+    """The same global batch: the next epoch's losses are those of the unbroken run."""
+    whole = run_ranks(2, losses_of, str(tmp_path / 'whole'), 'stage 3', 2)[0]
+    assert len(whole) == 10
+    first = str(tmp_path / 'whole/epoch_1')
+    for ranks, setting in ((4, 'HSDP'), (1, 'stage 1')):
+        found = run_ranks(ranks, resumed_losses, str(tmp_path / setting), setting, first)[0]
+        assert found == pytest.approx(whole[5:], rel=1e-6)
+
+
+def resumed_losses(folder: str, setting: str, first: str) -> list[float]:
+    return losses_of(folder, setting, 2, load_from=first, resume=True)

@@ -89,6 +89,14 @@ def _own_files(part: Path) -> list[str]:
 
 def _finish(target: Path, everyones: list[dict], rest: dict[str, Any]) -> None:
     part = part_of(target)
+    for rank, own in enumerate(everyones):
+        unseen = [name for name in own if not (part / name).is_file()]
+        if unseen:
+            raise CheckpointError(
+                f'could not save {target}: rank 0 does not see {unseen[0]}, which rank {rank} has written: each node '
+                'has a disk of its own there; save to a file system that all ranks share (work_dir, or out_dir of '
+                "default_hooks.checkpoint), or use checkpoint=dict(format='full')"
+            )
     with open(part / REST, 'wb') as file:
         torch.save(rest, file)
         file.flush()
