@@ -35,17 +35,15 @@ class RandomStateHook(Hook):
         self._state = state
 
     def before_train_epoch(self, runner) -> None:  # type: ignore # noqa: D102
-        if isinstance(runner.train_loop, EpochBasedTrainLoop):
-            self._apply(data=True)
+        loop = runner.train_loop
+        if isinstance(loop, EpochBasedTrainLoop) and self._state is not None:
+            set_random_state(self._state, data=True)
+            # Within an epoch the loader draws anew before the first batch, which a run that goes on has not done.
+            if loop.iter <= loop.epoch * len(loop.dataloader):
+                self._state = None
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:  # type: ignore # noqa: D102
-        if isinstance(runner.train_loop, EpochBasedTrainLoop):
-            # Saved within an epoch, from where a resumed run does not go on.
-            self._state = None
-        else:
-            self._apply(data=False)
-
-    def _apply(self, data: bool) -> None:
+        # Saved within an epoch or by a loop by iterations: the batch is there, and drew what it drew.
         if self._state is not None:
-            set_random_state(self._state, data)
+            set_random_state(self._state, data=False)
             self._state = None

@@ -9,7 +9,7 @@ import mmengine
 import torch.distributed as dist
 from mmengine.fileio import join_path
 from mmengine.model import BaseTTAModel
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
 from mmengine.utils import get_git_hash
 from torch import Tensor, nn
 
@@ -38,6 +38,7 @@ from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
 from mmzero.engines import meet, on_rank0
 from mmzero.hooks import RandomStateHook, ShardedEMA
+from mmzero.runner.data_position import go_on_within_epoch, position_in_epoch
 from mmzero.runner.shards import optimizer_parts
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
@@ -164,10 +165,11 @@ class CheckpointMixin(Runner):
         epoch, done = (self.epoch + 1, self.iter) if by_epoch else (self.epoch, self.iter + 1)
         dataset = self.train_dataloader.dataset
         extra = dict(dataset_meta=dataset.metainfo) if hasattr(dataset, 'metainfo') else {}
+        numbers = {'epoch': epoch, 'iter': done, **meta}
+        position = position_in_epoch(self.train_loop, numbers['iter'], numbers['epoch'], self.world_size)
         return {
-            'epoch': epoch,
-            'iter': done,
-            **meta,
+            **numbers,
+            'position': position,
             **extra,
             'cfg': self.cfg.pretty_text,
             'seed': self.seed,
@@ -272,6 +274,11 @@ class CheckpointMixin(Runner):
         states = checkpoint.get('random_states')
         super().resume(filename, *args, **kwargs)
         self._read = None
+        position = checkpoint['meta'].get('position')
+        if position is not None and isinstance(self.train_loop, EpochBasedTrainLoop):
+            lost = go_on_within_epoch(self.train_loop, position, self.world_size)
+            if lost is not None:
+                self.logger.warning(lost)
         self._say_what_is_lost()
         if states is not None and len(states) == self.world_size:
             self._random_state_hook().continue_from(states[self.rank])

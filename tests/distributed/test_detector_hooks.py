@@ -23,7 +23,7 @@ from tests.runs import digits_config
 from tests.vectors import Count
 
 pytest.importorskip('mmdet')
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 STAGES = (0, 1, 2, 3)
 QUICK = (3,)
@@ -281,7 +281,7 @@ def given(case: Callable[[str, int, str], list[str]], digits: str) -> Callable[[
     return run
 
 
-@pytest.mark.parametrize('stages', [QUICK, pytest.param((0, 1, 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize('stages', [QUICK, (0, 1, 2)])
 def test_hooks(tmp_path: Path, digits: str, stages: tuple[int, ...]) -> None:
     for case, faults in merged(run_ranks(2, run_cases, str(tmp_path), stages, digits)).items():
         assert not faults, f'{case}: {faults[:8]}'
