@@ -78,3 +78,18 @@ def near_names(name: str, known: Iterable[str]) -> str:
         return '; did you mean ' + ' or '.join(repr(item) for item in close) + '?'
     shown = ', '.join(names[:12]) + (', ...' if len(names) > 12 else '')
     return f'; known are: {shown}' if names else ''
+
+
+PREEMPTED = 85
+"""The exit code of a run that has saved and asks to be started again (ERESTART of Linux)."""
+
+
+class Preempted(SystemExit):
+    """A scheduler has asked the run to end, and it has saved.
+
+    Args:
+        rank (int): Rank 0 leaves with the code 85, the others with 0, so that a launcher ends none of them before.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(PREEMPTED if rank == 0 else 0)

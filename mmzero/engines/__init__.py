@@ -1,5 +1,6 @@
 """Engines shard, synchronise, clip and step; each stage's rules live in its engine, once."""
 
+from mmzero.engines.agreed_stop import AgreedStop
 from mmzero.engines.base import Engine
 from mmzero.engines.build import build_engine
 from mmzero.engines.closure import NO_CLOSURE, needs_closure
@@ -18,6 +19,7 @@ from mmzero.engines.whole_weights import accept_whole_tensors
 __all__ = [
     'LAUNCHERS',
     'NO_CLOSURE',
+    'AgreedStop',
     'Clip',
     'Engine',
     'Forecast',

@@ -72,10 +72,7 @@ class ZeroCheckpointHook(CheckpointHook):
 
     @master_only
     def _settle(self, runner: Any, path: str, outdated: list[str]) -> None:
-        note = Path(runner.work_dir) / 'last_checkpoint'
-        part = note.with_name(f'{note.name}.part')
-        part.write_text(path)
-        os.replace(part, note)
+        note_last(runner.work_dir, path)
         self._export_all(runner, [path])
         self._remove(runner, self.file_backend, outdated)
 
@@ -110,6 +107,20 @@ class ZeroCheckpointHook(CheckpointHook):
     def _settle_best(self, runner: Any, backend: Any, better: list[str], outdated: list[str]) -> None:
         self._export_all(runner, better)
         self._remove(runner, backend, outdated)
+
+
+@master_only
+def note_last(work_dir: str, path: str) -> None:
+    """Write down from which checkpoint a run goes on, on rank 0.
+
+    Args:
+        work_dir (str): Of the run.
+        path (str): The checkpoint.
+    """
+    note = Path(work_dir) / 'last_checkpoint'
+    part = note.with_name(f'{note.name}.part')
+    part.write_text(path)
+    os.replace(part, note)
 
 
 class _Deferred:

@@ -37,7 +37,7 @@ from mmzero.checkpoint import (
 from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
 from mmzero.engines import meet, on_rank0
-from mmzero.hooks import RandomStateHook, ShardedEMA
+from mmzero.hooks import RandomStateHook, ShardedEMA, ZeroCheckpointHook, note_last
 from mmzero.runner.data_position import go_on_within_epoch, position_in_epoch
 from mmzero.runner.shards import optimizer_parts
 from mmzero.version import __version__
@@ -122,6 +122,19 @@ class CheckpointMixin(Runner):
         tensors, rest = split(checkpoint)
         save = save_sharded if self._background is None else self._background.start
         save({**tensors, **shards}, rest, path)
+
+    def save_now(self, name: str, meta: dict) -> None:
+        """Save a checkpoint beside those of the hook, which ``resume`` finds. Collective.
+
+        Args:
+            name (str): Its name, with the suffix '.pth'.
+            meta (dict): ``epoch`` and ``iter`` from which a run goes on.
+        """
+        hook = next((hook for hook in self.hooks if isinstance(hook, ZeroCheckpointHook)), None)
+        folder = self.work_dir if hook is None else hook.out_dir
+        self.save_checkpoint(folder, name, meta=meta, by_epoch=False)
+        path = join_path(folder, name.removesuffix('.pth') if self.saves_shards else name)
+        self.once_saved(lambda: note_last(self.work_dir, path))
 
     def finish_saving(self) -> None:
         """Wait for what is written beside training."""

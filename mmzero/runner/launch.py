@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mmzero.engines import LAUNCHERS
 from mmzero.engines.watch import leave_quietly, record_for_launcher, say_last, stop_watch, tell_others, watched
-from mmzero.errors import ZeroError
+from mmzero.errors import Preempted, ZeroError
 
 RANK_VARIABLES = tuple(names[0] for ways in LAUNCHERS.values() for names in ways)
 
@@ -50,6 +50,9 @@ def run_tool(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         _leave(130)
+    except Preempted as end:
+        stop_watch()
+        _leave(int(end.code or 0))
     except Exception as error:
         more = tell_others(error)
         if more is None:
