@@ -61,6 +61,7 @@ setup(
             'codespell',
             'matplotlib',
             'mypy',
+            'peft>=0.21',
             'pycocotools',
             'pytest',
             'ruff',

@@ -49,14 +49,17 @@ def run(folder: str, sharded: bool, *hooks: Hook, counts: int = 1, **changes: An
     return runner
 
 
-def preempted(folder: str) -> Faults:
+CASES = [
+    (True, 1, signal.SIGUSR1, 1),
+    (False, 0, signal.SIGTERM, 3),
+    (False, 1, signal.SIGTERM, 1),
+]
+
+
+def preempted(folder: str, cases: list[tuple[bool, int, signal.Signals, int]]) -> Faults:
     found: Faults = {}
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
-    for sharded, rank, number, counts in (
-        (True, 1, signal.SIGUSR1, 1),
-        (False, 0, signal.SIGTERM, 3),
-        (False, 1, signal.SIGTERM, 1),
-    ):
+    for sharded, rank, number, counts in cases:
         name = f'{sharded} {rank} {number.name} {counts}'
         faults = found[name] = []
         path = f'{folder}/{name}'
@@ -77,9 +80,11 @@ def preempted(folder: str) -> Faults:
     return found
 
 
-@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_all_ranks_stop_together(tmp_path: Path, ranks: int) -> None:
-    for case, faults in merged(run_ranks(ranks, preempted, str(tmp_path))).items():
+@pytest.mark.parametrize(
+    'ranks, cases', [(2, CASES[:1]), *(pytest.param(n, CASES, marks=pytest.mark.slow) for n in (2, 4))]
+)
+def test_all_ranks_stop_together(tmp_path: Path, ranks: int, cases: list) -> None:
+    for case, faults in merged(run_ranks(ranks, preempted, str(tmp_path), cases)).items():
         assert not faults, f'{case}: {faults}'
 
 

@@ -122,7 +122,7 @@ def of_ranks(ranks: int, settings: list[str]) -> list[str]:
             for a in (1, 2, 4)
             for b in (1, 2, 4)
         ),
-        (2, 1, ['stage 0', 'stage 3', 'offloaded']),
+        pytest.param(2, 1, ['stage 0', 'stage 3', 'offloaded'], marks=pytest.mark.slow),
     ],
 )
 def test_state_is_the_saved_one(tmp_path: Path, there: int, here: int, settings: list[str]) -> None:

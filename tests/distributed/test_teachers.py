@@ -329,6 +329,7 @@ def distilled(folder: str) -> Faults:
     return {'read': faults, 'missing': missing}
 
 
+@pytest.mark.slow
 def test_runs(tmp_path: Path) -> None:
     with DefaultScope.overwrite_default_scope('mmdet'):
         for case, faults in merged(run_ranks(2, through_the_runner, str(tmp_path))).items():

@@ -78,12 +78,12 @@ def trained(folder: str, stop: int | None = None, ranks: int | None = None, **ch
     return watch, runner.train_dataloader.dataset, runner
 
 
-def broken(folder: str) -> Faults:
-    """At each place of the second epoch, its last batch among them."""
+def broken(folder: str, places: list[int]) -> Faults:
+    """After some number of batches."""
     whole, data, runner = trained(f'{folder}/whole')
     assert len(data.loaded) == 3 * BATCHES * SAMPLES
     found: Faults = {}
-    for done in range(BATCHES + 1, 2 * BATCHES + 1):
+    for done in places:
         faults = found[f'after {done}'] = []
         path = f'{folder}/whole/iter_{done}.pth'
         again, loaded, resumed = trained(f'{folder}/{done}', load_from=path, resume=True)
@@ -98,9 +98,14 @@ def broken(folder: str) -> Faults:
     return found
 
 
-@pytest.mark.parametrize('ranks', [1, 2])
-def test_every_batch_once(tmp_path: Path, ranks: int) -> None:
-    for case, faults in merged(run_ranks(ranks, broken, str(tmp_path))).items():
+SECOND = list(range(BATCHES + 1, 2 * BATCHES + 1))
+
+
+@pytest.mark.parametrize(
+    'ranks, places', [(2, [SECOND[1], SECOND[-1]]), *(pytest.param(n, SECOND, marks=pytest.mark.slow) for n in (1, 2))]
+)
+def test_every_batch_once(tmp_path: Path, ranks: int, places: list[int]) -> None:
+    for case, faults in merged(run_ranks(ranks, broken, str(tmp_path), places)).items():
         assert not faults, f'{case}: {faults}'
 
 
