@@ -102,10 +102,12 @@ def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
     Returns:
         The dataclass instance.
     """
-    if not isinstance(cfg, Mapping):
-        faults.add(path, f'got {cfg!r}; expected a dict')
-        return cls()
     known = {item.name: item for item in fields(cls) if 'read' in item.metadata}  # type: ignore[arg-type]
+    if not isinstance(cfg, Mapping):
+        # Of many fields nobody would look for one there.
+        names = f', with {" and ".join(known)}' if len(known) <= 4 else ''
+        faults.add(path, f'got {cfg!r}; expected a dict{names}')
+        return cls()
     values: dict[str, Any] = {}
     for name, value in cfg.items():
         if name in getattr(cls, 'PLANNED', ()):

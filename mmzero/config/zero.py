@@ -267,8 +267,6 @@ def _refuse_offload(offload: OffloadConfig, stage: int, path: str, faults: Fault
             faults.add(f'{path}.{name}', "'nvme' needs engine='deepspeed', which is not supported yet; remove it")
         elif place is not None and stage == 0:
             faults.add(f'{path}.{name}', f'got {place!r} at stage=0, which keeps all on the GPU; use stage 1, 2 or 3')
-    if 'nvme' in places.values() and offload.nvme_path is None:
-        faults.add(f'{path}.nvme_path', "is missing, and 'nvme' needs it; name a folder on the NVMe disk")
     if 'nvme' not in places.values() and offload.nvme_path is not None:
         faults.add(f'{path}.nvme_path', "is for params='nvme' or optimizer='nvme'; remove it")
 

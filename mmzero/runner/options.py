@@ -15,6 +15,7 @@ from mmengine.runner import Runner
 from mmzero.engines import LAUNCHERS
 from mmzero.errors import ConfigError, near_names
 from mmzero.runner.blame import describe_error
+from mmzero.runner.literals import read_literal
 from mmzero.runner.lookup import lookup
 from mmzero.runner.several import optimizers_of
 from mmzero.runner.translate import type_name
@@ -29,10 +30,17 @@ class Settings(DictAction):
         for word in values:
             if '=' not in word.strip('='):
                 parser.error(f'--cfg-options: got {word!r}; expected key=value')
+        # MMEngine's reading of a dict within a dict, or of one as a call, does not end.
+        dicts = dict(word.split('=', 1) for word in values if _is_dict(word.split('=', 1)[1]))
         try:
-            super().__call__(parser, namespace, values, *rest)
+            super().__call__(parser, namespace, [word for word in values if word.split('=', 1)[0] not in dicts], *rest)
+            getattr(namespace, self.dest).update({key: read_literal(text) for key, text in dicts.items()})
         except (AssertionError, ValueError) as error:
             parser.error(f'--cfg-options: cannot read {" ".join(values)}: {error}')
+
+
+def _is_dict(text: str) -> bool:
+    return text.strip().startswith(('dict(', '{', '[dict(', '[{', '(dict(', '({'))
 
 
 def tool_parser(description: str) -> argparse.ArgumentParser:
@@ -51,7 +59,7 @@ def tool_parser(description: str) -> argparse.ArgumentParser:
         '--cfg-options',
         nargs='+',
         action=Settings,
-        help='settings that override the config, as key=value; lists as key="[a,b]"',
+        help='settings that override the config, as key=value; lists as key="[a,b]", dicts as key="dict(name=1)"',
     )
     parser.add_argument('--launcher', choices=list(LAUNCHERS), default='none')
     # torch.distributed.launch passes it; torchrun sets the variable.

@@ -1,6 +1,5 @@
 """The plans of a config, without ranks, data or weights."""
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from mmzero.planner import PlanReport, plan_report
 from mmzero.policies import build_policy
 from mmzero.runner.blame import describe_error
 from mmzero.runner.check import default_scope
+from mmzero.runner.literals import read_literal
 from mmzero.runner.model_check import build_on_meta, check_regions, whole_outside
 from mmzero.runner.offline import no_network
 from mmzero.runner.options import load_config
@@ -103,7 +103,7 @@ def prepare_plan(cfg: Mapping, name: str, *, world_size: int, stage: int | None 
         raise RuntimeError('no model and no fault')
     regions = check_regions(dict(cfg), config.activation_checkpointing, model, faults)
     faults.raise_if_any()
-    if config.activation_checkpointing != CheckpointingConfig():
+    if config.activation_checkpointing != CheckpointingConfig() or regions != 'nothing':
         remarks.append(f'recomputed in backward, which these figures do not depend on: {regions}')
     remarks += whole_outside(model)
     return PlannedConfig(name, model, config, _micro_batches(cfg.get('optim_wrapper')), tuple(remarks))
@@ -193,23 +193,11 @@ def read_policy(text: str) -> Any:
     if text.replace('.', '').isidentifier():
         return None if text == 'None' else text
     try:
-        return ast.literal_eval(_Dicts().visit(ast.parse(text.strip(), mode='eval')))
-    except (ValueError, SyntaxError, TypeError) as error:
+        return read_literal(text)
+    except ValueError as error:
         raise ConfigError(
             [
                 f"--policy: cannot read {text!r} ({error}); expected a policy's name, such as AutoPolicy, a dict, such "
                 "as \"dict(type='ModuleClassPolicy', classes=['SwinBlock'])\", or the path of a config"
             ]
         ) from error
-
-
-class _Dicts(ast.NodeTransformer):
-    """Calls of ``dict`` as literals."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802
-        """See :class:`ast.NodeTransformer`."""
-        self.generic_visit(node)
-        named = isinstance(node.func, ast.Name) and node.func.id == 'dict'
-        if not named or node.args or any(word.arg is None for word in node.keywords):
-            return node
-        return ast.Dict([ast.Constant(word.arg) for word in node.keywords], [word.value for word in node.keywords])

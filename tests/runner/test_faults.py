@@ -298,7 +298,7 @@ def test_all_at_once(tmp_path: Any) -> None:
     }
     faults = faults_of(spoilt(tmp_path, changes))
     paths = [fault.split(': ')[0] for fault in faults]
-    assert len(faults) == 10, faults
+    assert len(faults) == 9, faults
     assert all(any(path.startswith(wanted.removesuffix('.classes')) for path in paths) for wanted in changes), paths
 
 

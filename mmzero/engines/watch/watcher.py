@@ -305,11 +305,16 @@ def record_for_launcher(error: BaseException) -> None:
     if not dist.is_torchelastic_launched():
         return
     try:
-        # What a user can mend says all in its message.
-        raise error.with_traceback(None) if isinstance(error, ZeroError) else error
+        # What a user can mend says all in its message, not in what it came from.
+        raise _alone(error) if isinstance(error, ZeroError) else error
     except BaseException as raised:  # noqa: BLE001
         # It writes down what is being handled.
         get_error_handler().record_exception(raised)
+
+
+def _alone(error: BaseException) -> BaseException:
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def say_last(error: BaseException, more: str, show: Callable[[], Any]) -> None:
