@@ -98,15 +98,34 @@ def test_killed_anywhere_costs_at_most_that_save(tmp_path: Path, monkeypatch: py
         with pytest.raises((Killed, CheckpointError)):
             save(root / 'x', 2.0)
         monkeypatch.undo()
+        was_complete = any(state_of(path).fault is None and rest_of(path) == 2.0 for path in root.iterdir())
         newest, _ = newest_complete(root)
         assert newest == root / 'x', calls[last]
         found.append(value_of(newest))
+        # Whatever was left of the renames is done.
+        assert found[-1] == (2.0 if was_complete else 1.0), calls[last]
+        assert sum(state_of(path).fault is None for path in root.iterdir()) == 1
         # And the next save is as ever.
         save(root / 'x', 3.0)
         assert value_of(root / 'x') == 3.0
         assert [path.name for path in root.iterdir()] == ['x']
     assert found == sorted(found)
     assert set(found) == {1.0, 2.0}
+
+
+def rest_of(path: Path) -> float:
+    return load_rest(path)['optimizer']['lr']
+
+
+def test_a_link_is_replaced(tmp_path: Path) -> None:
+    """To a folder on another disk, which stays."""
+    save(tmp_path / 'elsewhere' / 'x')
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'x').symlink_to(tmp_path / 'elsewhere' / 'x')
+    save(tmp_path / 'run' / 'x', 2.0)
+    assert value_of(tmp_path / 'run' / 'x') == 2.0
+    assert value_of(tmp_path / 'elsewhere' / 'x') == 1.0
+    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['x']
 
 
 def test_the_newest_complete_one_with_an_optimizer(tmp_path: Path) -> None:
