@@ -184,6 +184,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             self.prepare()
             model = super().train()
             self.finish_saving()
+            # For what a script saves from here on nobody would wait.
+            self._background = None
             started('the end of training')
             return model
 

@@ -11,6 +11,7 @@ rename. What is lost or damaged later, the marker tells.
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def commit(folder: Path, sums: Sums, holds: Sequence[str]) -> None:
     """
     part = part_of(folder)
     with open(part / MARKER, 'w') as file:
-        json.dump(dict(format=FORMAT, holds=list(holds), files=sums), file)
+        json.dump(dict(format=FORMAT, time=time.time(), holds=list(holds), files=sums), file)
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(part)
@@ -249,13 +250,21 @@ def newest_complete(root: str | os.PathLike) -> tuple[Path | None, list[str]]:
     finish(root)
     folders = [path for path in Path(root).iterdir() if path.is_dir() and _was_begun(path)]
     skipped: list[str] = []
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
+    for folder in sorted(folders, key=_time_of, reverse=True):
         state = state_of(folder)
         if state.fault is not None and not folder.name.endswith(f'.old{PART}'):
             skipped.append(f'{folder.name} {state.fault}')
         elif state.fault is None and not folder.name.endswith(PART) and 'optimizer' in state.holds:
             return folder, skipped
     return None, skipped
+
+
+def _time_of(path: Path) -> float:
+    """When it was written, which its marker tells also of a copy."""
+    try:
+        return float(json.loads((path / MARKER).read_text())['time'])
+    except (OSError, ValueError, KeyError, TypeError):
+        return path.stat().st_mtime
 
 
 def _was_begun(path: Path) -> bool:
