@@ -13,6 +13,8 @@ from mmengine.hooks import EMAHook, Hook
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from mmzero.checkpoint.convert import whole_checkpoint
+from mmzero.checkpoint.scratch import scratch_beside
 from mmzero.checkpoint.sharded import save as sharded_save
 from mmzero.errors import CheckpointError
 from tests.distributed.cases import Faults, differing, merged, refused
@@ -273,6 +275,13 @@ class Odd(ToyModel):
         return super().forward(*args, **kwargs)
 
 
+class Keeps(Hook):
+    """Saves weights a second time."""
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        checkpoint['mine'] = dict(copies=[checkpoint['state_dict']['stem.weight']], count=3)
+
+
 class Puts(Hook):
     """Changes weights as they are loaded."""
 
@@ -284,7 +293,7 @@ def odd(folder: str) -> Faults:
     found: Faults = {}
     for name, checkpoint in (('sharded', SHARDED), ('full', 'none')):
         faults, path = found.setdefault(name, []), f'{folder}/{name}'
-        plain = dict(checkpoint=checkpoint, model=Odd(), custom_hooks=[])
+        plain = dict(checkpoint=checkpoint, model=Odd(), custom_hooks=[Keeps()])
         runner_of(path, 'stage 3', 1, **plain).train()
         plain |= dict(model=Odd(), custom_hooks=[Puts()])
         end = '' if name == 'sharded' else '.pth'
@@ -296,12 +305,23 @@ def odd(folder: str) -> Faults:
             faults += [] if (value == 10 * index + 1).all() else [f'statistic{index} is {value}, not of rank 0']
         faults += [] if model.object.count == model.tensor.count == 2 else [f'{model.object.count, model.tensor.count}']
         faults += [] if (local(state['stem.weight']) == 4).all() else ['what a hook had put there is not loaded']
+        file = whole_of(f'{path}/epoch_1{end}')
+        copy, count = file['mine']['copies'][0], file['mine']['count']
+        faults += differing(dict(copy=copy), dict(copy=file['state_dict']['stem.weight']))
+        faults += [] if count == 3 else [f'{count}']
         strict = runner_of(f'{path}/3', 'stage 3', 1, checkpoint=checkpoint, model=Odd(), custom_hooks=[])
         strict.prepare()
         strict.load_checkpoint(f'{path}/epoch_1{end}', strict=True)
         count = strict.sharded.module.object.count
         faults += [] if count == 2 else [f'{count} where it is sharded already']
     return found
+
+
+def whole_of(path: str) -> dict[str, Any]:
+    if path.endswith('.pth'):
+        return torch.load(path, weights_only=True)
+    with scratch_beside(f'{path}-{dist.get_rank()}') as scratch:
+        return whole_checkpoint(path, scratch)
 
 
 def test_what_is_no_shard_is_rank_0s(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What is outdated goes once the next checkpoint is there."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,28 @@ def test_an_export_that_fails_beside_training(
     else:
         with pytest.raises(CheckpointError, match='No space left'):
             runner.train()
+
+
+class Leaves(Hook):
+    """As where a job is about to be ended: saves, and exits."""
+
+    priority = 'LOWEST'
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        runner.save_checkpoint(runner.work_dir, 'mine.pth')
+        raise SystemExit(0)
+
+
+def test_a_save_before_an_exit_is_waited_for(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = background.write_sharded
+
+    def slow(*args: Any) -> None:
+        time.sleep(0.5)
+        real(*args)
+
+    monkeypatch.setattr(background, 'write_sharded', slow)
+    runner = runner_of(tmp_path, True, dict(async_save=True))
+    runner.register_hook(Leaves())
+    with pytest.raises(SystemExit):
+        runner.train()
+    assert state_of(tmp_path / 'mine').fault is None
