@@ -1,6 +1,6 @@
 """Checkpoints, without pickled objects: one full ``.pth`` in the OpenMMLab layout, or a folder of shards."""
 
-from mmzero.checkpoint.load import fitting_state, load_into_real
+from mmzero.checkpoint.load import fitting_state, is_extra_state, load_extra_states, load_into_real
 from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, matching_names
 from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
@@ -32,8 +32,10 @@ __all__ = [
     'fitting_names',
     'fitting_state',
     'gather_random_states',
+    'is_extra_state',
     'is_sharded',
     'join',
+    'load_extra_states',
     'load_into_real',
     'load_rest',
     'load_saved',

@@ -14,7 +14,7 @@ from mmzero.checkpoint.plain import plain
 from mmzero.checkpoint.read import read_checkpoint
 from mmzero.checkpoint.scratch import Scratch, scratch_beside
 from mmzero.checkpoint.sharded.folder import check_sums
-from mmzero.checkpoint.sharded.layout import OPTIMIZER, WEIGHTS, optimizer_prefix, optimizers_in, split
+from mmzero.checkpoint.sharded.layout import OPTIMIZER, WEIGHTS, optimizer_prefix, optimizers_in, split, with_shards
 from mmzero.checkpoint.sharded.load import complete, load_rest, tensors_in
 from mmzero.checkpoint.sharded.reader import SafeReader
 from mmzero.checkpoint.sharded.save import save_sharded
@@ -145,7 +145,7 @@ def _loaded(batch: dict[str, Tensor], folder: str | os.PathLike, scratch: Scratc
 
 
 def _joined(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    checkpoint = dict(rest)
+    checkpoint = with_shards(rest, tensors)
     for part in WEIGHTS:
         if part in rest:
             own = {name.removeprefix(f'{part}/'): t for name, t in tensors.items() if name.startswith(f'{part}/')}

@@ -20,13 +20,24 @@ class ZeroCheckpointHook(CheckpointHook):
     file_backend: Any
     filename_tmpl: str
     keep_ckpt_ids: deque
+    # What is there for certain: of what is written beside training, nobody knows yet.
+    _last_saved: str | None = None
+    _best_saved: list[str]
+    _best_before: list[str]
+    # What was to be removed once a save was complete that is not, or not yet.
+    _overdue: list[str]
+    _overdue_best: list[str]
 
     def before_train(self, runner) -> None:  # type: ignore # noqa: D102
         if runner.saves_shards:
             self.filename_tmpl = self.filename_tmpl.removesuffix('.pth')
         super().before_train(runner)
+        self._last_saved, self._best_saved, self._overdue, self._overdue_best = None, self._best(), [], []
 
     def _save_checkpoint_with_step(self, runner, step, meta) -> None:  # type: ignore
+        if isinstance(self.file_backend, _Deferred):
+            # The last one is saved again after the best one; whether this one is there does not hang on that.
+            self._once_best_is_saved(runner, self.file_backend)
         # As CheckpointHook's, in another order.
         outdated = self._keep(runner, step) if self.max_keep_ckpts > 0 else []
         name = self.filename_tmpl.format(step)
@@ -50,7 +61,8 @@ class ZeroCheckpointHook(CheckpointHook):
         if not runner.saves_shards:
             super().after_train(runner)
             return
-        last, best = [self.last_ckpt] if self.last_ckpt is not None else [], self._best()
+        last = [self._last_saved] if self._last_saved is not None else []
+        best = self._there(self._best()) or self._there(self._best_saved)
         for path in dict(last=last, best=best, all=[*last, *best]).get(runner.saving.export, []):
             if runner.saving.export != 'all':
                 runner.export(path)
@@ -68,13 +80,24 @@ class ZeroCheckpointHook(CheckpointHook):
         outdated, kept = kept[: -self.max_keep_ckpts], kept[-self.max_keep_ckpts :]
         self.keep_ckpt_ids = deque(kept, self.max_keep_ckpts)
         runner.message_hub.update_info('keep_ckpt_ids', kept)
-        return [self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(old)) for old in outdated]
+        staying = self._paths(kept)
+        self._overdue = [path for path in [*self._overdue, *self._paths(outdated)] if path not in staying]
+        return self._overdue
+
+    def _paths(self, steps: list[int]) -> list[str]:
+        return [self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step)) for step in steps]
+
+    def _settle(self, runner: Any, path: str, outdated: list[str]) -> None:
+        self._last_saved = path
+        self._overdue = [old for old in self._overdue if old not in outdated]
+        self._note(runner, path, outdated)
 
     @master_only
-    def _settle(self, runner: Any, path: str, outdated: list[str]) -> None:
+    def _note(self, runner: Any, path: str, outdated: list[str]) -> None:
         note_last(runner.work_dir, path)
         self._export_all(runner, [path])
-        self._remove(runner, self.file_backend, outdated)
+        backend = self.file_backend
+        self._remove(runner, backend.backend if isinstance(backend, _Deferred) else backend, outdated)
 
     @staticmethod
     def _export_all(runner: Any, paths: list[str]) -> None:
@@ -84,7 +107,9 @@ class ZeroCheckpointHook(CheckpointHook):
     @staticmethod
     def _remove(runner: Any, backend: Any, paths: list[str]) -> None:
         for path in paths:
-            if backend.isfile(path):
+            if os.path.islink(path):
+                os.remove(path)
+            elif backend.isfile(path):
                 backend.remove(path)
             elif backend.isdir(path):
                 backend.rmtree(path)
@@ -93,18 +118,36 @@ class ZeroCheckpointHook(CheckpointHook):
 
     def _save_best_checkpoint(self, runner, metrics) -> None:  # type: ignore
         # An evaluation alone has no backend, and saves nothing.
-        backend, before = getattr(self, 'file_backend', None), self._best()
+        backend = getattr(self, 'file_backend', None)
+        self._best_before = self._best()
         self.file_backend = deferred = _Deferred(backend)
         try:
             super()._save_best_checkpoint(runner, metrics)
         finally:
             self.file_backend = backend
-        better = [path for path in self._best() if path not in before]
+        self._once_best_is_saved(runner, deferred)
+
+    def _once_best_is_saved(self, runner: Any, deferred: '_Deferred') -> None:
+        better = [path for path in self._best() if path not in self._best_before]
+        self._best_before = self._best()
         if better:
-            runner.once_saved(lambda: self._settle_best(runner, backend, better, deferred.outdated))
+            outdated = self._overdue_best = [*self._overdue_best, *deferred.outdated]
+            runner.once_saved(lambda: self._settle_best(runner, deferred.backend, better, outdated))
+
+    @staticmethod
+    def _there(paths: list[str]) -> list[str]:
+        return [path for path in paths if os.path.exists(path)]
+
+    def _settle_best(self, runner: Any, backend: Any, better: list[str], outdated: list[str]) -> None:
+        # What was saved last is complete; those before it may not be.
+        if runner.saves_shards and self._there(better) != better:
+            return
+        self._best_saved = [*(path for path in self._best_saved if path not in outdated), *better]
+        self._overdue_best = [path for path in self._overdue_best if path not in outdated]
+        self._clear_up(runner, backend, better, outdated)
 
     @master_only
-    def _settle_best(self, runner: Any, backend: Any, better: list[str], outdated: list[str]) -> None:
+    def _clear_up(self, runner: Any, backend: Any, better: list[str], outdated: list[str]) -> None:
         self._export_all(runner, better)
         self._remove(runner, backend, outdated)
 
@@ -127,11 +170,11 @@ class _Deferred:
     """A file backend that notes what is to be removed."""
 
     def __init__(self, backend: Any) -> None:
-        self._backend = backend
+        self.backend = backend
         self.outdated: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+        return getattr(self.backend, name)
 
     def remove(self, path: str) -> None:
         self.outdated.append(path)

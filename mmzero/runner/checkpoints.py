@@ -6,21 +6,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mmengine
+import torch
 import torch.distributed as dist
 from mmengine.fileio import join_path
 from mmengine.model import BaseTTAModel
 from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
 from mmengine.utils import get_git_hash
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from mmzero.checkpoint import (
     BackgroundSave,
+    SavedTensor,
     check_files,
     clean_name,
     fitting_state,
     gather_random_states,
+    is_extra_state,
     is_sharded,
     join,
+    load_extra_states,
     load_into_real,
     load_rest,
     load_saved,
@@ -36,7 +41,7 @@ from mmzero.checkpoint import (
 )
 from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
-from mmzero.engines import meet, on_rank0
+from mmzero.engines import meet, on_rank0, together
 from mmzero.hooks import RandomStateHook, ShardedEMA, ZeroCheckpointHook, note_last
 from mmzero.runner.data_position import go_on_within_epoch, position_in_epoch
 from mmzero.runner.shards import optimizer_parts
@@ -120,6 +125,9 @@ class CheckpointMixin(Runner):
     def _write_shards(self, checkpoint: dict[str, Any], shards: dict[str, Tensor], path: str) -> None:
         self.call_hook('before_save_checkpoint', checkpoint=checkpoint)
         tensors, rest = split(checkpoint)
+        if dist.get_rank():
+            # Of what ranks hold whole, DCP would take any rank's: running statistics differ.
+            tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
         save = save_sharded if self._background is None else self._background.start
         save({**tensors, **shards}, rest, path)
 
@@ -161,11 +169,14 @@ class CheckpointMixin(Runner):
     def once_saved(self, work: Callable[[], None]) -> None:
         """Do something once the checkpoint that was saved last is complete; left out where it cannot be written.
 
+        Collective.
+
         Args:
             work (Callable[[], None]): What to do, on this thread.
         """
         if self._background is None:
-            work()
+            # What fails on rank 0 ends the run on all.
+            together(work)
         else:
             self._background.once_saved(work)
 
@@ -225,7 +236,7 @@ class CheckpointMixin(Runner):
         # On every rank: it reshards gathered units.
         wanted = model.state_dict()
         read = on_rank0(lambda: read_checkpoint(filename, wanted))
-        box: list[Any] = [None if read is None else placeholders(read)]
+        box: list[Any] = [None if read is None else _to_send(read)]
         dist.broadcast_object_list(box, src=0)
         checkpoint: dict[str, Any] = box[0] if read is None else read
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
@@ -234,6 +245,7 @@ class CheckpointMixin(Runner):
         else:
             state = on_rank0(lambda: fitting_state(wanted, checkpoint['state_dict'], filename, strict, revise_keys))
             self._wrapper.engine.load_model_state(state or {})
+        load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)
         self.logger.info(f'loaded weights from {filename}')
         return checkpoint
 
@@ -249,8 +261,13 @@ class CheckpointMixin(Runner):
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
         wanted = self._wrapper.engine.sharded_state()
         fitting = fitting_state(wanted, checkpoint['state_dict'], folder, strict, revise_keys)
-        load_saved([(saved, wanted[name]) for name, saved in fitting.items() if isinstance(wanted[name], Tensor)])
+        load_saved([(saved, wanted[name]) for name, saved in fitting.items() if isinstance(saved, SavedTensor)])
+        # What a hook has put there.
+        given = {name: value for name, value in fitting.items() if not isinstance(value, SavedTensor)}
+        if given:
+            self._wrapper.engine.load_model_state(given)
         self._wrapper.engine.refresh()
+        _load_extra_states(bare_model(self.model), wanted, checkpoint['state_dict'], revise_keys)
         self.logger.info(f'loaded weights from {folder}')
         return checkpoint
 
@@ -320,6 +337,26 @@ def _states(schedulers: Any) -> Any:
     return [scheduler.state_dict() for scheduler in schedulers]
 
 
+def _to_send(read: dict[str, Any]) -> dict[str, Any]:
+    """What ranks other than 0 get of a file: no large tensor, but for modules' extra state, which no rank shards."""
+    sent = placeholders(read)
+    extra = {name: value for name, value in read['state_dict'].items() if is_extra_state(name)}
+    return dict(sent, state_dict={**sent['state_dict'], **extra})
+
+
+def _load_extra_states(model: nn.Module, wanted: Any, saved: dict[str, Any], revise_keys: Any) -> None:
+    extra = {name: value for name, value in saved.items() if is_extra_state(name)}
+    pairs = [
+        (value, torch.empty(value.shape, dtype=value.dtype))
+        for value in extra.values()
+        if isinstance(value, SavedTensor)
+    ]
+    load_saved(pairs)
+    filled = {id(value): tensor for value, tensor in pairs}
+    whole = {name: filled.get(id(value), value) for name, value in extra.items()}
+    load_extra_states(model, wanted, whole, revise_keys)
+
+
 def bare_model(model: nn.Module) -> nn.Module:
     """Take the model out of what is around it.
 
@@ -347,4 +384,7 @@ def latest_checkpoint(work_dir: str) -> tuple[str | None, list[str]]:
         return named, []
     # A process may have died between a save and the note of it; the hook may save elsewhere.
     newest, skipped = newest_complete(os.path.dirname(named) if named else work_dir)
+    if newest is None and named is not None and not os.path.exists(named):
+        # The folder may have been moved since.
+        newest, skipped = newest_complete(work_dir)
     return (named if newest is None else str(newest)), skipped

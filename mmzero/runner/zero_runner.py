@@ -182,8 +182,15 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             if self._train_loop is not None:
                 self._train_loop = self.build_train_loop(self._train_loop)
             self.prepare()
-            model = super().train()
+            try:
+                model = super().train()
+            except SystemExit:
+                # As of a hook that saves because its job is about to be ended.
+                self.finish_saving()
+                raise
             self.finish_saving()
+            # For what a script saves from here on nobody would wait.
+            self._background = None
             started('the end of training')
             return model
 

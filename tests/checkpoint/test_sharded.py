@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_killed_anywhere_costs_at_most_that_save(tmp_path: Path, monkeypatch: py
         left = iter(range(last, -1, -1))
 
         def die(name: str, left: Iterator[int] = left) -> None:
-            if next(left) == 0:
+            if next(left, None) == 0:
                 raise Killed(name)
 
         watch(monkeypatch, die)
@@ -98,9 +99,13 @@ def test_killed_anywhere_costs_at_most_that_save(tmp_path: Path, monkeypatch: py
         with pytest.raises((Killed, CheckpointError)):
             save(root / 'x', 2.0)
         monkeypatch.undo()
+        was_complete = any(state_of(path).fault is None and rest_of(path) == 2.0 for path in root.iterdir())
         newest, _ = newest_complete(root)
         assert newest == root / 'x', calls[last]
         found.append(value_of(newest))
+        # Whatever was left of the renames is done.
+        assert found[-1] == (2.0 if was_complete else 1.0), calls[last]
+        assert sum(state_of(path).fault is None for path in root.iterdir()) == 1
         # And the next save is as ever.
         save(root / 'x', 3.0)
         assert value_of(root / 'x') == 3.0
@@ -109,13 +114,28 @@ def test_killed_anywhere_costs_at_most_that_save(tmp_path: Path, monkeypatch: py
     assert set(found) == {1.0, 2.0}
 
 
+def rest_of(path: Path) -> float:
+    return load_rest(path)['optimizer']['lr']
+
+
+def test_a_link_is_replaced(tmp_path: Path) -> None:
+    """To a folder on another disk, which stays."""
+    save(tmp_path / 'elsewhere' / 'x')
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'x').symlink_to(tmp_path / 'elsewhere' / 'x')
+    save(tmp_path / 'run' / 'x', 2.0)
+    assert value_of(tmp_path / 'run' / 'x') == 2.0
+    assert value_of(tmp_path / 'elsewhere' / 'x') == 1.0
+    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['x']
+
+
 def test_the_newest_complete_one_with_an_optimizer(tmp_path: Path) -> None:
     assert newest_complete(tmp_path / 'none') == (None, [])
-    for index, name in enumerate(['epoch_1', 'epoch_2', 'epoch_3', 'epoch_4', 'best']):
+    for name in ['epoch_1', 'epoch_2', 'epoch_3', 'epoch_4', 'best']:
         save_sharded(dict(a=torch.ones(2)), {} if name == 'best' else dict(optimizer={}), tmp_path / name)
-        os.utime(tmp_path / name, (index, index))
     (tmp_path / 'epoch_4' / 'complete.json').unlink()
-    os.utime(tmp_path / 'epoch_4', (3, 3))
+    # As where the folders were copied in another order.
+    os.utime(tmp_path / 'epoch_1')
     (tmp_path / 'epoch_3' / '__0_0.distcp').write_bytes(b'')
     (tmp_path / 'notes').mkdir()
     newest, skipped = newest_complete(tmp_path)
@@ -185,18 +205,20 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('name', ['__0_0.distcp', 'rest.pth'])
-def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_full_disk_keeps_what_was_there(tmp_path: Path, name: str) -> None:
+    """And does not stay full by what was written in vain."""
     save(tmp_path / 'x')
-    real = torch.save
-
-    def full(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        is_rest = isinstance(value, dict)
-        if is_rest == (name == 'rest.pth'):
-            raise OSError(28, 'No space left on device')
-        real(value, file, *args, **kwargs)
-
-    monkeypatch.setattr(torch, 'save', full)
-    with pytest.raises(CheckpointError, match='could not save .*/x: .*No space left on device'):
-        save(tmp_path / 'x', 2.0)
-    monkeypatch.undo()
+    size = torch.ones(2**16)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**15, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match='could not save .*/x: ') as caught:
+            if name == 'rest.pth':
+                save_sharded(dict(a=torch.ones(2)), dict(optimizer=size), tmp_path / 'x')
+            else:
+                save_sharded(dict(a=size), dict(optimizer={}), tmp_path / 'x')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert name != 'rest.pth' or 'File too large' in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ['x']
     assert value_of(tmp_path / 'x') == 1.0

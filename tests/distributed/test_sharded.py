@@ -10,13 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from mmengine.hooks import EMAHook, Hook
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from mmzero.checkpoint.convert import whole_checkpoint
+from mmzero.checkpoint.scratch import scratch_beside
 from mmzero.checkpoint.sharded import save as sharded_save
 from mmzero.errors import CheckpointError
 from tests.distributed.cases import Faults, differing, merged, refused
 from tests.distributed.ranks import run_ranks
+from tests.models import ToyModel
 from tests.vectors import Vectors, loader, vector_runner
 
 pytestmark = pytest.mark.distributed
@@ -224,7 +228,7 @@ def a_full_disk(folder: str) -> Faults:
                 faults.append('training ended')
         dist.barrier()
         names = sorted(item.name for item in Path(folder, name).iterdir() if item.name.startswith('epoch'))
-        faults += [] if names == ['epoch_1', 'epoch_2.part'] else [f'{names}']
+        faults += [] if names == ['epoch_1'] else [f'{names}']
         faults += named_last(f'{folder}/{name}', 'epoch_1')
     sharded_save.FileSystemWriter.write_data = real
     return found
@@ -256,6 +260,92 @@ def named_last(path: str, wanted: str) -> list[str]:
 
 def test_what_cannot_be_written_costs_that_save_alone(tmp_path: Path) -> None:
     for case, faults in merged(run_ranks(2, a_full_disk, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults}'
+
+
+class Counted(nn.Module):
+    """Saves a number as extra state."""
+
+    def __init__(self, as_tensor: bool) -> None:
+        super().__init__()
+        self.as_tensor, self.count = as_tensor, 0
+
+    def get_extra_state(self) -> Any:
+        return torch.full((3,), float(self.count)) if self.as_tensor else dict(count=self.count)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = int(state[0]) if self.as_tensor else state['count']
+
+
+class Odd(ToyModel):
+    """With buffers of its rank, as running statistics are, and extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for index in range(4):
+            self.register_buffer(f'statistic{index}', torch.zeros(5, dtype=torch.float64 if index else torch.bfloat16))
+        self.object, self.tensor = Counted(False), Counted(True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.training:
+            self.object.count += 1
+            self.tensor.count += 1
+            for index in range(4):
+                getattr(self, f'statistic{index}').fill_(10 * index + dist.get_rank() + 1)
+        return super().forward(*args, **kwargs)
+
+
+class Keeps(Hook):
+    """Saves weights a second time."""
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        checkpoint['mine'] = dict(copies=[checkpoint['state_dict']['stem.weight']], count=3)
+
+
+class Puts(Hook):
+    """Changes weights as they are loaded."""
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        checkpoint['state_dict']['stem.weight'] = torch.full((12, 12), 4.0)
+
+
+def odd(folder: str) -> Faults:
+    found: Faults = {}
+    for name, checkpoint in (('sharded', SHARDED), ('full', 'none')):
+        faults, path = found.setdefault(name, []), f'{folder}/{name}'
+        plain = dict(checkpoint=checkpoint, model=Odd(), custom_hooks=[Keeps()])
+        runner_of(path, 'stage 3', 1, **plain).train()
+        plain |= dict(model=Odd(), custom_hooks=[Puts()])
+        end = '' if name == 'sharded' else '.pth'
+        again = runner_of(f'{path}/2', 'stage 3', 1, load_from=f'{path}/epoch_1{end}', resume=True, **plain)
+        again.train()
+        model, state = again.sharded.module, again.sharded.engine.sharded_state()
+        for index in range(4):
+            value = getattr(model, f'statistic{index}')
+            faults += [] if (value == 10 * index + 1).all() else [f'statistic{index} is {value}, not of rank 0']
+        faults += [] if model.object.count == model.tensor.count == 2 else [f'{model.object.count, model.tensor.count}']
+        faults += [] if (local(state['stem.weight']) == 4).all() else ['what a hook had put there is not loaded']
+        file = whole_of(f'{path}/epoch_1{end}')
+        copy, count = file['mine']['copies'][0], file['mine']['count']
+        faults += differing(dict(copy=copy), dict(copy=file['state_dict']['stem.weight']))
+        faults += [] if count == 3 else [f'{count}']
+        strict = runner_of(f'{path}/3', 'stage 3', 1, checkpoint=checkpoint, model=Odd(), custom_hooks=[])
+        strict.prepare()
+        strict.load_checkpoint(f'{path}/epoch_1{end}', strict=True)
+        count = strict.sharded.module.object.count
+        faults += [] if count == 2 else [f'{count} where it is sharded already']
+    return found
+
+
+def whole_of(path: str) -> dict[str, Any]:
+    if path.endswith('.pth'):
+        return torch.load(path, weights_only=True)
+    with scratch_beside(f'{path}-{dist.get_rank()}') as scratch:
+        return whole_checkpoint(path, scratch)
+
+
+def test_what_is_no_shard_is_rank_0s(tmp_path: Path) -> None:
+    for case, faults in merged(run_ranks(2, odd, str(tmp_path))).items():
         assert not faults, f'{case}: {faults}'
 
 

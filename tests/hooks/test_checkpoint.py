@@ -1,17 +1,22 @@
 """What is outdated goes once the next checkpoint is there."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from mmengine.evaluator import BaseMetric
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
+from mmzero.checkpoint import state_of
+from mmzero.checkpoint.sharded import background
+from mmzero.errors import CheckpointError
 from mmzero.hooks import ZeroCheckpointHook, keeping_the_last
-from mmzero.runner.checkpoints import CheckpointMixin
+from mmzero.runner import checkpoints
+from mmzero.runner.checkpoints import CheckpointMixin, latest_checkpoint
 from tests.vectors import vector_runner
 
 
@@ -108,3 +113,105 @@ def test_exports(tmp_path: Path, group: None, export: str, wanted: list[str], as
         assert file.keys() == {'meta', 'state_dict'}
         for key, value in runner.sharded.engine.model_state().items():
             assert torch.equal(file['state_dict'][key], value.bfloat16()), key
+
+
+@pytest.mark.parametrize('fails', ['epoch_3', 'epoch_4', 'best_score_epoch_3', 'best_score_epoch_4'])
+def test_saves_that_fail_beside_training(
+    tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """What they were to replace stays until the next one is there, and no longer; the end exports what there is."""
+    real = background.write_sharded
+
+    def write(tensors: Any, rest: Any, target: Path, *args: Any) -> None:
+        if target.name == fails:
+            raise CheckpointError('No space left on device')
+        real(tensors, rest, target, *args)
+
+    monkeypatch.setattr(background, 'write_sharded', write)
+    kind = 'best' if fails.startswith('best') else 'last'
+    runner_of(tmp_path, True, dict(export=kind, async_save=True), **BEST).train()
+    last = 'epoch_3' if fails == 'epoch_4' else 'epoch_4'
+    best = 'best_score_epoch_3' if fails == 'best_score_epoch_4' else 'best_score_epoch_4'
+    exported = f'{best if kind == "best" else last}.pth'
+    assert [name for name in names_in(tmp_path) if not name.endswith('.part')] == sorted([best, last, exported])
+    assert (tmp_path / 'last_checkpoint').read_text() == str(tmp_path / last)
+
+
+def test_a_folder_that_was_moved(tmp_path: Path, group: None) -> None:
+    """What is noted as the last checkpoint is not there any more."""
+    runner_of(tmp_path / 'here', True).train()
+    (tmp_path / 'here').rename(tmp_path / 'there')
+    assert (tmp_path / 'there' / 'last_checkpoint').read_text() == str(tmp_path / 'here' / 'epoch_4')
+    assert latest_checkpoint(str(tmp_path / 'there')) == (str(tmp_path / 'there' / 'epoch_4'), [])
+
+
+def test_a_save_after_training_is_waited_for(tmp_path: Path, group: None) -> None:
+    runner = runner_of(tmp_path, True, dict(async_save=True))
+    runner.train()
+    runner.save_checkpoint(str(tmp_path), 'mine.pth')
+    assert state_of(tmp_path / 'mine').fault is None
+
+
+def test_a_link_is_removed_and_not_followed(tmp_path: Path, group: None) -> None:
+    runner = runner_of(tmp_path / 'run', True, max_keep_ckpts=1)
+    runner.register_hook(Links())
+    runner.train()
+    assert names_in(tmp_path / 'run') == ['epoch_4']
+    assert state_of(tmp_path / 'run-epoch_2').fault is None
+
+
+class Links(Hook):
+    """Moves a checkpoint to another disk, and leaves a link."""
+
+    priority = 'LOWEST'
+
+    def after_train_epoch(self, runner: Any) -> None:
+        if runner.epoch + 1 == 2:
+            folder = Path(runner.work_dir)
+            elsewhere = folder.with_name('run-epoch_2')
+            (folder / 'epoch_2').rename(elsewhere)
+            (folder / 'epoch_2').symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize('asynchronous', [False, True])
+def test_an_export_that_fails_beside_training(
+    tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """Rank 0 alone would leave, and the others wait for it."""
+
+    def full(*_: Any) -> None:
+        raise CheckpointError('No space left on device')
+
+    monkeypatch.setattr(checkpoints, 'export_weights', full)
+    runner = runner_of(tmp_path, True, dict(export='all', async_save=asynchronous))
+    if asynchronous:
+        runner.train()
+        assert runner.epoch == 4
+    else:
+        with pytest.raises(CheckpointError, match='No space left'):
+            runner.train()
+
+
+class Leaves(Hook):
+    """As where a job is about to be ended: saves, and exits."""
+
+    priority = 'LOWEST'
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        runner.save_checkpoint(runner.work_dir, 'mine.pth')
+        raise SystemExit(0)
+
+
+def test_a_save_before_an_exit_is_waited_for(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = background.write_sharded
+
+    def slow(*args: Any) -> None:
+        time.sleep(0.5)
+        real(*args)
+
+    monkeypatch.setattr(background, 'write_sharded', slow)
+    runner = runner_of(tmp_path, True, dict(async_save=True))
+    runner.register_hook(Leaves())
+    with pytest.raises(SystemExit):
+        runner.train()
+    assert state_of(tmp_path / 'mine').fault is None

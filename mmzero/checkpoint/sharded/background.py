@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from mmzero._compat import dtensor_as_it_is, local_tensor
 from mmzero.checkpoint.plain import plain
 from mmzero.checkpoint.sharded.save import begin_sharded, write_sharded
+from mmzero.errors import CheckpointError
 
 
 class BackgroundSave:
@@ -90,7 +91,11 @@ class BackgroundSave:
             return
         print_log(f'saved {self._target}', 'current')
         for work in then:
-            work()
+            try:
+                work()
+            except (OSError, CheckpointError) as error:
+                # On rank 0 alone, while the others train.
+                print_log(f'{self._target} is saved; what follows it failed: {error}', 'current', logging.ERROR)
 
 
 def _copied(tensor: Tensor) -> Tensor:

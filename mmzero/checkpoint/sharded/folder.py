@@ -11,6 +11,7 @@ rename. What is lost or damaged later, the marker tells.
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,20 +120,35 @@ def commit(folder: Path, sums: Sums, holds: Sequence[str]) -> None:
     """
     part = part_of(folder)
     with open(part / MARKER, 'w') as file:
-        json.dump(dict(format=FORMAT, holds=list(holds), files=sums), file)
+        json.dump(dict(format=FORMAT, time=time.time(), holds=list(holds), files=sums), file)
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(part)
-    old = folder.with_name(f'{folder.name}.old{PART}')
-    if old.exists():
-        shutil.rmtree(old)
-    if folder.exists():
+    _put_in_place(folder)
+
+
+def _put_in_place(folder: Path) -> None:
+    part, old = part_of(folder), _old_of(folder)
+    if os.path.lexists(folder):
+        _remove(old)
         # A folder cannot take the place of one that is not empty.
         os.replace(folder, old)
     os.replace(part, folder)
     _sync_folder(folder.parent)
-    if old.exists():
-        shutil.rmtree(old)
+    _remove(old)
+
+
+def _old_of(folder: Path) -> Path:
+    """Where a checkpoint is while another takes its place."""
+    return folder.with_name(f'{folder.name}.old{PART}')
+
+
+def _remove(path: Path) -> None:
+    """Remove what is there, which may be a link to a folder elsewhere, or a file."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync_folder(path: Path) -> None:
@@ -206,11 +222,17 @@ def finish(root: str | os.PathLike) -> None:
     Args:
         root (str or PathLike): A folder of checkpoints.
     """
-    for part in sorted(Path(root).glob(f'*{PART}')):
-        name = part.name.removesuffix(PART).removesuffix('.old')
-        if part.is_dir() and state_of(part).fault is None and not (part.parent / name).exists():
-            os.replace(part, part.parent / name)
-            _sync_folder(part.parent)
+    parts = [part for part in Path(root).glob(f'*{PART}') if part.is_dir() and state_of(part).fault is None]
+    # What was to be replaced comes last: it is put back only where nothing is there to take its place.
+    for part in sorted(parts, key=lambda path: path.name.endswith(f'.old{PART}')):
+        folder = part.with_name(part.name.removesuffix(PART).removesuffix('.old'))
+        if part == part_of(folder):
+            _put_in_place(folder)
+        elif not folder.exists():
+            os.replace(part, folder)
+            _sync_folder(folder.parent)
+        elif state_of(folder).fault is None:
+            _remove(part)
 
 
 def newest_complete(root: str | os.PathLike) -> tuple[Path | None, list[str]]:
@@ -228,13 +250,21 @@ def newest_complete(root: str | os.PathLike) -> tuple[Path | None, list[str]]:
     finish(root)
     folders = [path for path in Path(root).iterdir() if path.is_dir() and _was_begun(path)]
     skipped: list[str] = []
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
+    for folder in sorted(folders, key=_time_of, reverse=True):
         state = state_of(folder)
         if state.fault is not None and not folder.name.endswith(f'.old{PART}'):
             skipped.append(f'{folder.name} {state.fault}')
         elif state.fault is None and not folder.name.endswith(PART) and 'optimizer' in state.holds:
             return folder, skipped
     return None, skipped
+
+
+def _time_of(path: Path) -> float:
+    """When it was written, which its marker tells also of a copy."""
+    try:
+        return float(json.loads((path / MARKER).read_text())['time'])
+    except (OSError, ValueError, KeyError, TypeError):
+        return path.stat().st_mtime
 
 
 def _was_begun(path: Path) -> bool:

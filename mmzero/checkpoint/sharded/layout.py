@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from mmzero.checkpoint.plain import message_hub_state
 from mmzero.checkpoint.sharded.load import SavedTensor, load_saved
@@ -13,6 +14,10 @@ from mmzero.errors import CheckpointError
 WEIGHTS = ('state_dict', 'ema_state_dict')
 """Entries of a checkpoint that are weights by name."""
 OPTIMIZER = 'optimizer'
+REST = 'rest'
+"""The first part of the names of shards that are elsewhere in a checkpoint."""
+SHARD = 'saved as a shard'
+"""The key of what stands in the place of one of these."""
 LOAD = 'load_shards'
 """The key of an optimizer's state under which stands what reads its shards."""
 
@@ -45,7 +50,38 @@ def split(checkpoint: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]
             own = {name: value for name, value in checkpoint[part].items() if isinstance(value, Tensor)}
             tensors |= {f'{part}/{name}': value for name, value in own.items()}
             rest[part] = {name: value for name, value in checkpoint[part].items() if name not in own}
-    return tensors, rest
+    return tensors, {key: _without_shards(value, key, tensors) for key, value in rest.items()}
+
+
+def _without_shards(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Take shards out of what hooks have put into a checkpoint: rank 0's part of one would be of no use."""
+    if isinstance(value, DTensor):
+        tensors[f'{REST}/{path}'] = value
+        return {SHARD: f'{REST}/{path}'}
+    if type(value) is dict:
+        return {key: _without_shards(item, f'{path}.{key}', tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_shards(item, f'{path}.{index}', tensors) for index, item in enumerate(value))
+    return value
+
+
+def with_shards(value: Any, known: Mapping[str, Any]) -> Any:
+    """Put shards back where they were taken out.
+
+    Args:
+        value (Any): What was read of a checkpoint, or a part of it.
+        known (Mapping[str, Any]): What to put there, by names in the checkpoint.
+
+    Returns:
+        Any: The same with these.
+    """
+    if type(value) is dict:
+        if value.keys() == {SHARD}:
+            return known[value[SHARD]]
+        return {key: with_shards(item, known) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_shards(item, known) for item in value)
+    return value
 
 
 def join(rest: dict[str, Any], known: Mapping[str, SavedTensor]) -> dict[str, Any]:
@@ -58,7 +94,7 @@ def join(rest: dict[str, Any], known: Mapping[str, SavedTensor]) -> dict[str, An
     Returns:
         dict: The checkpoint, with what loads an optimizer's shards among its state.
     """
-    checkpoint = dict(rest)
+    checkpoint = with_shards(rest, known)
     if 'message_hub' in rest:
         checkpoint['message_hub'] = message_hub_state(rest['message_hub'])
     for part in WEIGHTS:

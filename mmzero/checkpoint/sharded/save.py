@@ -1,6 +1,8 @@
 """Saving: every rank writes its shards, rank 0 what is no tensor, and then it is a checkpoint."""
 
+import io
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ def save_sharded(tensors: dict[str, Tensor], rest: dict[str, Any], folder: str |
     exchanges to plan, and one exchange of checksums; no tensor.
 
     Args:
-        tensors (dict[str, Tensor]): Shards (DTensor) and whole tensors by name, the same names on every rank.
+        tensors (dict[str, Tensor]): Shards (DTensor), the same names on every rank, and whole tensors by name, on each
+            rank that may write them.
         rest (dict): What else there is; rank 0's is written.
         folder (str or PathLike): Where. A checkpoint of that name is replaced once this one is complete.
 
@@ -64,6 +67,16 @@ def write_sharded(
     Raises:
         CheckpointError: On every rank, if a rank could not write.
     """
+    try:
+        _write(tensors, rest, target, group)
+    except CheckpointError:
+        # A disk that is full would stay so.
+        if dist.get_rank() == 0:
+            shutil.rmtree(part_of(target), ignore_errors=True)
+        raise
+
+
+def _write(tensors: dict[str, Tensor], rest: dict[str, Any], target: Path, group: dist.ProcessGroup | None) -> None:
     part = part_of(target)
     try:
         dcp.save(tensors, storage_writer=FileSystemWriter(part, sync_files=True), process_group=group)
@@ -97,8 +110,11 @@ def _finish(target: Path, everyones: list[dict], rest: dict[str, Any]) -> None:
                 'has a disk of its own there; save to a file system that all ranks share (work_dir, or out_dir of '
                 "default_hooks.checkpoint), or use checkpoint=dict(format='full')"
             )
+    buffer = io.BytesIO()
+    torch.save(rest, buffer)
+    # Not by torch, which says "unexpected pos" of a full disk.
     with open(part / REST, 'wb') as file:
-        torch.save(rest, file)
+        file.write(buffer.getbuffer())
         file.flush()
         os.fsync(file.fileno())
     sums = {name: value for own in everyones for name, value in own.items()}
