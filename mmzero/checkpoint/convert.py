@@ -1,7 +1,9 @@
 """From one format of checkpoints to another, without GPUs and without the code of the model."""
 
+import difflib
 import importlib
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,10 @@ def convert_checkpoint(source: str, target: str, dtype: torch.dtype | None = Non
     """
     if os.path.exists(target):
         raise CheckpointError(f'{target} exists; name another target, or remove it')
+    suffix = Path(target).suffix
+    meant = difflib.get_close_matches(suffix, SUFFIXES) if suffix and suffix not in SUFFIXES else []
+    if meant:
+        raise CheckpointError(f'{target} would be a folder; did you mean {meant[0]!r}? Give a folder another name')
     with scratch_beside(target) as scratch:
         checkpoint = _read(source, scratch)
         if weights_only:
@@ -140,7 +146,10 @@ def whole_checkpoint(
 
 def _loaded(batch: dict[str, Tensor], folder: str | os.PathLike, scratch: Scratch) -> dict[str, Tensor]:
     if batch:
-        dcp.load(batch, storage_reader=SafeReader(folder), no_dist=True)
+        with warnings.catch_warnings():
+            # That there are no other ranks is what is meant.
+            warnings.filterwarnings('ignore', message='torch.distributed is disabled')
+            dcp.load(batch, storage_reader=SafeReader(folder), no_dist=True)
     return {name: scratch.put(tensor) for name, tensor in batch.items()}
 
 

@@ -121,7 +121,10 @@ def _size(filename: str) -> str:
 
 def _others(filename: str) -> str:
     folder = Path(filename).expanduser().parent
-    names = sorted(path.name for path in folder.glob('*.pth') if path.name != Path(filename).name)
+    kinds = ('*.pth', '*.safetensors', '*/complete.json')
+    # A sharded one is a folder, told by what lies in it.
+    found = {path if path.parent == folder else path.parent for kind in kinds for path in folder.glob(kind)}
+    names = sorted(path.name for path in found if path.name != Path(filename).name)
     return f'; {folder} holds {", ".join(names[-5:])}' if names else ''
 
 

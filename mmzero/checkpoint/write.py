@@ -50,6 +50,10 @@ def written_whole(path: str) -> Iterator[str]:
     try:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
         yield part
+        # Some libraries make files that nobody else may read.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(part, 0o666 & ~mask)
         with open(part, 'rb') as file:
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -42,6 +42,7 @@ from mmzero.checkpoint import (
 from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
 from mmzero.engines import meet, on_rank0, together
+from mmzero.errors import CheckpointError
 from mmzero.hooks import RandomStateHook, ShardedEMA, ZeroCheckpointHook, note_last
 from mmzero.runner.data_position import go_on_within_epoch, position_in_epoch
 from mmzero.runner.shards import optimizer_parts
@@ -300,6 +301,12 @@ class CheckpointMixin(Runner):
             **kwargs: As Runner's.
         """
         checkpoint = self.load_checkpoint(filename)
+        missing = [name for name in ('meta', 'message_hub') if name not in checkpoint]
+        if missing:
+            raise CheckpointError(
+                f'{filename} cannot be resumed: it holds no {", ".join(missing)}, so that it is one of weights alone; '
+                'start from them by load_from without resume'
+            )
         self._read = (filename, checkpoint)
         states = checkpoint.get('random_states')
         super().resume(filename, *args, **kwargs)

@@ -440,3 +440,33 @@ def test_losses_on_other_numbers_of_ranks(tmp_path: Path) -> None:
 
 def resumed_losses(folder: str, setting: str, first: str) -> list[float]:
     return losses_of(folder, setting, 2, load_from=first, resume=True)
+
+
+def test_typos_of_the_tool(tmp_path: Path) -> None:
+    run_ranks(1, saved, str(tmp_path), 'stage 3')
+    tool = [sys.executable, 'tools/convert_checkpoint.py']
+    for source, target, wanted in (
+        ('epoch_1', 'x.safetensor', "would be a folder; did you mean '.safetensors'?"),
+        ('epoch_2', 'x.pth', 'holds epoch_1, full.pth'),
+        ('.', 'x.pth', 'is no complete checkpoint'),
+    ):
+        done = subprocess.run(
+            [*tool, str(tmp_path / source), str(tmp_path / target)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert wanted in done.stderr, done.stderr
+
+
+def resumes_weights(folder: str) -> Faults:
+    faults: list[str] = []
+    with refused(faults, CheckpointError, 'cannot be resumed: it holds no meta, message_hub'):
+        runner_of(f'{folder}/again', 'stage 3', 1, load_from=f'{folder}/weights', resume=True).train()
+    return dict(weights=faults)
+
+
+def test_weights_alone_are_not_resumed(tmp_path: Path) -> None:
+    run_ranks(1, saved, str(tmp_path), 'stage 3')
+    tool = [sys.executable, 'tools/convert_checkpoint.py', str(tmp_path / 'epoch_1'), str(tmp_path / 'weights')]
+    run_tool([*tool, '--weights-only'])
+    for case, faults in merged(run_ranks(2, resumes_weights, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults}'

@@ -17,6 +17,8 @@ from mmzero.checkpoint.sharded.save import METADATA, REST
 from mmzero.engines import on_rank0, together
 from mmzero.errors import CheckpointError
 
+SHOWN_FAULTS = 5
+
 
 @dataclass(frozen=True)
 class SavedTensor:
@@ -151,4 +153,8 @@ def _check_names(targets: dict[str, Tensor], folder: str | os.PathLike) -> None:
         if name in known and known[name].shape != tensor.shape
     ]
     if faults:
-        raise CheckpointError(f'{folder} does not fit: {"; ".join(faults)}')
+        more = f'; and {len(faults) - SHOWN_FAULTS} more' if len(faults) > SHOWN_FAULTS else ''
+        raise CheckpointError(
+            f'{folder} does not fit: {"; ".join(faults[:SHOWN_FAULTS])}{more}. Is the model another one? load_from '
+            'without resume starts from the weights that fit'
+        )
