@@ -441,7 +441,17 @@ class TwoLayers(BaseModel):
         (dict(peft_type='LORO'), "peft.peft_type: no 'LORO' in peft .*; did you mean 'LORA'"),
         (dict(LORA, rank=3), 'peft.rank: LoraConfig has no such field'),
         (dict(LORA, init_lora_weights='pissa'), "peft.init_lora_weights: got 'pissa', which reads the base's weights"),
-        (dict(LORA, target_modules=['key']), "Target modules {'key'} not found"),
+        (dict(LORA, peft_type='IA3'), "peft: type='LoraConfig' and peft_type='IA3' both name it; keep one"),
+        (dict(LORA, layers_pattern='layers'), 'peft: LoraConfig refuses its fields: When `layers_pattern`'),
+        (dict(LORA, target_modules='key'), 'Target modules key not found'),
+        (
+            dict(LORA, target_modules=['q_proj', 'v_prj']),
+            "peft.target_modules: no module of LlamaForCausalLM is called 'v_prj'; did you mean 'v_proj'",
+        ),
+        (
+            dict(LORA, modules_to_save=['lm_heads']),
+            "peft.modules_to_save: no module of LlamaForCausalLM is called 'lm_heads'; did you mean 'lm_head'",
+        ),
     ],
 )
 def test_wrong_fields_are_told(adapter: Any, message: str) -> None:
