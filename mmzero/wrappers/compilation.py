@@ -96,8 +96,9 @@ class Compilation:
         return CompileError(
             f'model_wrapper_cfg.compile: backend {self.config.backend_name!r} compiles backwards, which cannot be '
             'differentiated (create_graph=True, as for a penalty on gradients), and those of inductor cannot run twice '
-            "(retain_graph=True); leave the units of that network out by model_wrapper_cfg.overrides=[dict(units='NAME', "
-            "compile=False)], use backend='eager', which leaves backwards to autograd, or remove compile. "
+            '(retain_graph=True); leave the units of that network out by model_wrapper_cfg.overrides='
+            "[dict(units='NAME', compile=False)], use backend='eager', which leaves backwards to autograd, or remove "
+            'compile. '
             f'It says: {error}'
         )
 

@@ -44,7 +44,9 @@ def adapter_config(fields: Any, path: str = 'peft') -> Any:
             "target_modules=['q_proj', 'v_proj'])"
         )
     if {'type', 'peft_type'} <= fields.keys():
-        raise ValueError(f"{path}: type={fields['type']!r} and peft_type={fields['peft_type']!r} both name it; keep one")
+        raise ValueError(
+            f'{path}: type={fields["type"]!r} and peft_type={fields["peft_type"]!r} both name it; keep one'
+        )
     rest = {name: _plain(value) for name, value in fields.items() if name not in ('type', 'peft_type')}
     cls = _config_class(fields, path, peft)
     known = {field.name for field in dataclasses.fields(cls) if field.init}

@@ -132,10 +132,15 @@ def slow_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
+def layers_of(config: dict) -> tuple[str, ...]:
+    """The classes of its layers."""
+    return tuple(item for item in LAYERS if item.lower().startswith(config['model_type']))
+
+
 def training(names: tuple[str, ...], stages: tuple[int, ...]) -> Faults:
     found: Faults = {}
     for name in names:
-        classes = tuple(item for item in LAYERS if item.lower().startswith(MODELS_OF[name][0]['model_type']))
+        classes = layers_of(MODELS_OF[name][0])
         found[name] = beyond(lambda name=name: build(name), tokens, classes, stages)
     return found
 
@@ -218,7 +223,7 @@ def saved(name: str, folder: str, stage: int) -> list[str]:
         (),
     )
     model = ZeroModelWrapper(
-        module=module, stage=stage, wrap_policy=dict(type='ModuleClassPolicy', classes=list(LAYERS[:1]))
+        module=module, stage=stage, wrap_policy=dict(type='ModuleClassPolicy', classes=list(layers_of(config)))
     )
     optim = ZeroOptimWrapper(adamw(model))
     optim.initialize_count_status(model, 0, 10)
