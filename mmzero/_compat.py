@@ -693,6 +693,21 @@ def compiler_errors() -> tuple[type[Exception], ...]:
     return TorchDynamoException, FailOnRecompileLimitHit
 
 
+def is_of_compiled_backward(error: Exception) -> bool:
+    """Whether an error says that a compiled backward cannot be differentiated, or cannot run twice.
+
+    Both are plain RuntimeErrors of AOTAutograd. Remove once they have classes.
+
+    Args:
+        error (Exception): The error.
+
+    Returns:
+        bool: Whether it does.
+    """
+    text = str(error)
+    return 'does not currently support double backward' in text or 'non-empty donated buffers' in text
+
+
 def leave_graphs_whole_under_ddp() -> None:
     """Keep torch.compile from cutting what runs within DDP at DDP's buckets, for this process.
 

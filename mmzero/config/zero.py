@@ -222,9 +222,6 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     if config.no_sync and config.stage != 3:
         advice = 'is what stage=1 does; use stage=1' if config.stage == 2 else 'is done by itself; remove it'
         faults.add(f'{path}.no_sync', f'at stage={config.stage} it {advice}')
-    if config.separate and config.broadcast_buffers:
-        why = 'is for one forward per step; with several optimizers, use the hook SyncBuffersHook'
-        faults.add(f'{path}.broadcast_buffers', why)
     if config.stage == 0:
         _refuse_at_stage_0(config, path, faults)
     elif config.static_graph:

@@ -209,6 +209,9 @@ class Engine(ABC):
             is_last (bool): Whether the optimizer steps after it.
         """
 
+    def after_forward(self) -> None:  # noqa: B027
+        """Be told that the forward of a micro-batch is over; the next one may belong to another."""
+
     def adopt(self, model: nn.Module, name: str = '') -> None:
         """Remember the sharded model and that its parameters, or those of a child, are this engine's."""
         self.model = model

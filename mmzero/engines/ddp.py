@@ -115,6 +115,8 @@ class DDPEngine(ParamGradEngine):
 
     @override
     def micro_step(self, is_last: bool) -> None:
+        if self.buffers is not None:
+            self.buffers.micro_step(is_last)
         if not self.averages_at_step and self._trains() != self._trained:
             # A hook has frozen or unfrozen parameters. DDP averages the gradients of those that it was built with.
             self._trained = self._trains()

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from mmzero.config import LossScale
 from mmzero.engines.base import Engine, assert_bound
+from mmzero.engines.buffers import BufferBroadcast
 from mmzero.engines.gradients import any_nonfinite, describe_nonfinite, norms_by_part
 from mmzero.engines.loss_scaler import LossScaler
 from mmzero.engines.options import Clip, StepOptions, StepOutcome
@@ -28,6 +29,8 @@ class ParamGradEngine(Engine):
 
     scaler: LossScaler | None = None
 
+    buffers: BufferBroadcast | None = None
+
     is_shared = False
     """Whether other optimizers hold some of its parameters."""
 
@@ -39,6 +42,12 @@ class ParamGradEngine(Engine):
             model (nn.Module): The model, the same on every rank, its buffers in place.
             plan (WrapPlan): The units, the outermost last.
         """
+
+    @override
+    def after_forward(self) -> None:
+        if self.buffers is not None:
+            # As DDP's no_sync ends: what other optimizers run through it next is no micro-batch of this one's.
+            self.buffers.micro_step(is_last=True)
 
     def refuse_where_model_steps(self, *names: str) -> None:
         """Refuse fields that are about the forward of the whole model, where the model's own step calls its parts.

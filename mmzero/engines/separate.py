@@ -13,6 +13,7 @@ from typing_extensions import override
 from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.anomalies import Anomalies
 from mmzero.engines.base import Engine
+from mmzero.engines.buffers import BufferBroadcast
 from mmzero.engines.loops import Loop
 from mmzero.engines.materialize import (
     check_same_model,
@@ -43,6 +44,7 @@ class SeparateEngine(Engine):
         self._any = kind(config, device)
         self.shards, self.waits_in_backward = kind.shards, kind.waits_in_backward
         self.children: dict[str, ParamGradEngine] = {}
+        self._trains = False
 
     @property
     @override
@@ -89,6 +91,8 @@ class SeparateEngine(Engine):
             engine.shard_units(model, within(plan, name))
             engine.let_model_step()
             engine.anomalies = self.anomalies
+            if self.config.broadcast_buffers:
+                engine.buffers = self._broadcasting(model.get_submodule(name))
             self.children[name] = engine
         # One of them watches for all: which is called when is the model's business.
         self._first.watch_over(model, replace(plan, units=plan.units[:-1]))
@@ -97,7 +101,20 @@ class SeparateEngine(Engine):
     def _config_of(self, name: str) -> ZeroConfig:
         dtypes, precision = self._dtypes, self.config.precision
         dtype = of_child(name, dtypes, precision.param_dtype)
-        return replace(self.config, precision=replace(precision, param_dtype=dtype))
+        # A child has no forward through its engine: its own broadcasts.
+        return replace(self.config, precision=replace(precision, param_dtype=dtype), broadcast_buffers=False)
+
+    def _broadcasting(self, child: nn.Module) -> BufferBroadcast:
+        """Broadcast a child's buffers before its own forwards of training, as the DDP around it would."""
+        buffers = BufferBroadcast(child)
+
+        def before_forward(*_: Any) -> None:
+            # In val ranks may have different numbers of batches.
+            if self._trains:
+                buffers.before_forward()
+
+        child.register_forward_pre_hook(before_forward, prepend=True)
+        return buffers
 
     @property
     def _first(self) -> ParamGradEngine:
@@ -126,8 +143,14 @@ class SeparateEngine(Engine):
             engine.refresh()
 
     @override
-    def watching(self, kind: str) -> AbstractContextManager[Callable[[Any], None]]:
-        return self._first.watching(kind)
+    @contextmanager
+    def watching(self, kind: str) -> Iterator[Callable[[Any], None]]:
+        self._trains = kind == 'train'
+        try:
+            with self._first.watching(kind) as check:
+                yield check
+        finally:
+            self._trains = False
 
     @override
     def following_forwards(self, loop: Loop, present: Sequence[bool]) -> AbstractContextManager[Callable[[], None]]:

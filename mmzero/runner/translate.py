@@ -163,7 +163,7 @@ def wrapper_fields(cfg: dict, optim_wrapper: Any) -> dict:
     for name in ('type', '_scope_'):
         fields.pop(name, None)
     for name in ('find_unused_parameters', *ALIASES):
-        if cfg.get(name):
+        if _is_asked(cfg.get(name)):
             fields.setdefault(name, cfg[name])
     dtype = _dtype_of(optim_wrapper)
     if is_several(optim_wrapper):
@@ -190,7 +190,19 @@ def path_of(cfg: dict, name: str) -> str:
     """
     wrapper = cfg.get('model_wrapper_cfg')
     is_inside = isinstance(wrapper, Mapping) and name in wrapper
-    return name if cfg.get(name) and not is_inside else f'model_wrapper_cfg.{name}'
+    return name if _is_asked(cfg.get(name)) and not is_inside else f'model_wrapper_cfg.{name}'
+
+
+def _differ(outside: Any, inside: Any) -> bool:
+    """Whether a key says something else than the field that it is another name of; None says nothing."""
+    if outside is None or (not _is_asked(outside) and not _is_asked(inside)):
+        return False
+    return outside != inside
+
+
+def _is_asked(value: Any) -> bool:
+    """Whether a key asks for something; ``compile={}`` does, as under MMEngine's Runner."""
+    return bool(value) or isinstance(value, Mapping)
 
 
 def _is_dtype(value: Any) -> bool:
@@ -213,7 +225,7 @@ def refuse_keys(cfg: dict, faults: Faults) -> None:
             faults.add(name, reason)
     wrapper = cfg.get('model_wrapper_cfg')
     for name in ALIASES:
-        if cfg.get(name) and isinstance(wrapper, Mapping) and wrapper.get(name, cfg[name]) != cfg[name]:
+        if isinstance(wrapper, Mapping) and name in wrapper and _differ(cfg.get(name), wrapper[name]):
             why = f'is not what model_wrapper_cfg.{name} says, which it is another name of; give one of them'
             faults.add(name, why)
     if wrapper is None:

@@ -12,11 +12,11 @@ import torch.distributed.fsdp
 from torch import nn
 
 import mmzero.patches
-from mmzero._compat import compiler_errors, graph_breaks
+from mmzero._compat import compiler_errors, graph_breaks, is_of_compiled_backward
 from mmzero.config import CompileConfig
 from mmzero.engines.eagerly import eagerly
 from mmzero.engines.watch import COMPILING
-from mmzero.errors import ZeroError
+from mmzero.errors import CompileError, ZeroError
 from mmzero.patches import Region, compile_alike, compile_error
 from mmzero.policies import Unit, WrapPlan
 
@@ -86,6 +86,21 @@ class Compilation:
             if isinstance(error, ZeroError):
                 raise
             raise compile_error('a unit, or its backward', '**', self.config, error) from error
+        except RuntimeError as error:
+            if not is_of_compiled_backward(error):
+                raise
+            raise self._once_alone(error) from error
+
+    def _once_alone(self, error: RuntimeError) -> CompileError:
+        """What a penalty on gradients asks of a backward that was compiled, or a second backward of one graph."""
+        return CompileError(
+            f'model_wrapper_cfg.compile: backend {self.config.backend_name!r} compiles backwards, which cannot be '
+            'differentiated (create_graph=True, as for a penalty on gradients), and those of inductor cannot run twice '
+            '(retain_graph=True); leave the units of that network out by model_wrapper_cfg.overrides='
+            "[dict(units='NAME', compile=False)], use backend='eager', which leaves backwards to autograd, or remove "
+            'compile. '
+            f'It says: {error}'
+        )
 
     def after_step(self) -> None:
         """Tell once, after the first iterations, what was compiled and where graphs break."""

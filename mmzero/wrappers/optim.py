@@ -1,7 +1,7 @@
 """The optimizer wrapper."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -123,11 +123,11 @@ class ZeroOptimWrapper(OptimWrapper):
             None: The forward runs inside.
         """
         self.engine.micro_step(self.should_sync())
-        if self.dtype in (None, torch.float32):
+        has_autocast = self.dtype not in (None, torch.float32)
+        with torch.autocast(self.engine.device.type, dtype=self.dtype) if has_autocast else nullcontext():
             yield
-            return
-        with torch.autocast(self.engine.device.type, dtype=self.dtype):
-            yield
+        for part in self.engine.parts:
+            part.after_forward()
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run backward.

@@ -1,14 +1,16 @@
 """Running statistics in val and in checkpoints: those that MMEngine's Runner has under DDP, rank by rank."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, MMSeparateDistributedDataParallel
 from mmengine.runner import Runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,7 +20,7 @@ from mmzero._compat import ddp_buffer_arguments
 from mmzero.analysis.collectives import CollectiveLog
 from mmzero.errors import ConfigError
 from tests.distributed.cases import Faults, merged, refused
-from tests.distributed.gan import build_gan_pair, gan_batch
+from tests.distributed.gan import Gan, build_gan_pair, gan_batch, train_gan
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_two_optimizers import OneNetwork, split
 from tests.models import toy_batch
@@ -247,6 +249,46 @@ def uneven() -> list[str]:
     return faults
 
 
+class NormedGan(Gan):
+    """Both networks have statistics; a bias before a norm has no gradient, and Adam would move it by noise."""
+
+    seen: list[tuple[str, torch.Tensor]] = []
+
+    def __init__(self) -> None:
+        super().__init__(1, False)
+        self.generator = nn.Sequential(nn.Linear(12, 12, False), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 12))
+        self.discriminator = nn.Sequential(nn.Linear(12, 12, False), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 1))
+
+    def train_step(self, data: dict, optim_wrapper: Any) -> dict[str, torch.Tensor]:
+        found = super().train_step(data, optim_wrapper)
+        self.seen += [(name.replace('.module.', '.'), buffer.clone()) for name, buffer in self.named_buffers()]
+        return found
+
+
+def seen_in_steps(fields: dict[str, Any], optim: dict[str, dict]) -> dict[str, torch.Tensor]:
+    """All buffers after each step."""
+    NormedGan.seen = []
+    train_gan(NormedGan, fields, optim, 5)
+    return {f'{number} {name}': value for number, (name, value) in enumerate(NormedGan.seen)}
+
+
+def children() -> list[str]:
+    """Those of each child, as MMSeparateDistributedDataParallel broadcasts them, also while one accumulates."""
+    faults = []
+    stock = partial(MMSeparateDistributedDataParallel, broadcast_buffers=True)
+    for optim in ({}, dict(discriminator=dict(accumulative_counts=3)), dict(generator=dict(accumulative_counts=3))):
+        with patch('tests.distributed.gan.MMSeparateDistributedDataParallel', stock):
+            wanted = seen_in_steps({}, optim)
+        for stage in (0, 3):
+            fields = dict(stage=stage, wrap_policy=None)
+            for broadcast in (True, False):
+                off = apart(seen_in_steps(dict(fields, broadcast_buffers=broadcast), optim), wanted)
+                faults += [f'{optim}, stage {stage}: {name}' for name in (off if broadcast else [])]
+                if dist.get_rank() and not broadcast and not off:
+                    faults.append(f'{optim}, stage {stage}: without it they are the same')
+    return faults
+
+
 class Doubling:
     """What a project puts around a hook of mmdet."""
 
@@ -285,6 +327,7 @@ def more(folder: str) -> Faults:
         'by hand': forwards_by_hand(),
         'what it costs': what_it_costs(),
         'uneven': uneven(),
+        'children': children(),
         'derived': a_derived_hook(f'{folder}/derived'),
         'refusals': refusals(),
     }

@@ -18,6 +18,7 @@ from mmzero.errors import CompileError
 from mmzero.policies import ModuleClassPolicy, with_methods
 from tests.distributed.cases import Faults, differing, merged, refused
 from tests.distributed.compiling import BROKEN, LAYERS, Convs, sized_batch, vit
+from tests.distributed.gan import Penalised, train_gan
 from tests.distributed.parity import sgd
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_methods import Entered
@@ -219,6 +220,19 @@ def failures() -> list[str]:
     return faults
 
 
+def penalties() -> list[str]:
+    """A penalty on gradients differentiates a backward, which no compiled one can be: told, and right with eager."""
+    anew()
+    faults: list[str] = []
+    fields = dict(stage=3, wrap_policy=LAYERS)
+    with refused(faults, CompileError, "backend 'aot_eager' compiles backwards", 'create_graph', 'double backward'):
+        train_gan(Penalised, dict(fields, compile=AOT), steps=2)
+    anew()
+    found, reference = (train_gan(Penalised, dict(fields, compile=how), steps=3) for how in (EAGER, False))
+    faults += [f'{what}: {off:.1e}' for what, off in compare(found, reference).items() if off > 1e-6]
+    return faults + ([] if graphs() else ['nothing is compiled'])
+
+
 def a_slow_compiler() -> list[str]:
     """A rank that compiles for longer than the watch's limit is waited for."""
     anew()
@@ -260,6 +274,7 @@ CASES = (
     reports,
     statistics,
     failures,
+    penalties,
     a_slow_compiler,
     copies,
 )

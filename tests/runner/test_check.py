@@ -81,6 +81,14 @@ def test_all_faults_come_in_one_error(config: Any) -> None:
             'compile: is not what model_wrapper_cfg.compile says, which it is another name of',
         ),
         (
+            {'compile': False, 'model_wrapper_cfg.compile': True},
+            'compile: is not what model_wrapper_cfg.compile says, which it is another name of',
+        ),
+        (
+            {'compile': {}, 'model_wrapper_cfg.wrap_policy': None},
+            '  compile: compiles units, and none (one unit) chooses none; let wrap_policy name the blocks',
+        ),
+        (
             dict(custom_hooks=[dict(type='EMAHook', ema_type='MovingAverage')]),
             'custom_hooks[0]: EMAHook refuses its arguments',
         ),

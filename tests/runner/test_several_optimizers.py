@@ -163,7 +163,6 @@ def test_faults_come_together(tmp_path: Path) -> None:
             "activation_checkpointing: type='Budget' looks at what one forward keeps",
         ),
         (dict(stage=0, wrapper=dict(static_graph=True)), 'static_graph: is an argument of DDP, and separate'),
-        (dict(wrapper=dict(broadcast_buffers=True)), 'broadcast_buffers: is for one forward per step'),
         (dict(wrapper=dict(separate=dict(generators='bfloat16'))), "separate: 'generators' is no child"),
     ],
 )

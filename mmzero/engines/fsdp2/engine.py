@@ -132,7 +132,8 @@ class FSDP2Engine(ParamGradEngine):
         self.prefetch = ForwardPrefetch(self.units)
         self.following: Following | None = None
         self.double_backward = DoubleBackward(self.root)
-        self.buffers = BufferBroadcast(model) if self.config.broadcast_buffers else None
+        if self.config.broadcast_buffers:
+            self.buffers = BufferBroadcast(model)
         self.model_steps = False
         self.adopt(model, plan.root.name)
 

@@ -35,13 +35,17 @@ def adapter_config(fields: Any, path: str = 'peft') -> Any:
 
     Raises:
         ImportError: If peft is not installed.
-        ValueError: If PEFT knows no such class or field, or it starts from weights that come later.
+        ValueError: If PEFT knows no such class or field or refuses one, or it starts from weights that come later.
     """
     peft = import_peft()
     if not isinstance(fields, Mapping) or not {'type', 'peft_type'} & fields.keys():
         raise ValueError(
             f"{path}: got {fields!r}; expected a dict with type, such as dict(type='LoraConfig', r=8, "
             "target_modules=['q_proj', 'v_proj'])"
+        )
+    if {'type', 'peft_type'} <= fields.keys():
+        raise ValueError(
+            f'{path}: type={fields["type"]!r} and peft_type={fields["peft_type"]!r} both name it; keep one'
         )
     rest = {name: _plain(value) for name, value in fields.items() if name not in ('type', 'peft_type')}
     cls = _config_class(fields, path, peft)
@@ -55,7 +59,31 @@ def adapter_config(fields: Any, path: str = 'peft') -> Any:
             "they are there; allowed: True, False, 'gaussian', 'orthogonal'. A loop by hand may use it: load, then "
             'get_peft_model, then ZeroModelWrapper'
         )
-    return cls(**rest)
+    try:
+        return cls(**rest)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'{path}: {cls.__name__} refuses its fields: {error}') from error
+
+
+def check_names(module: nn.Module, config: Any, path: str = 'peft') -> None:
+    """Refuse names of modules that are not there, each by itself; PEFT passes over those beside others that are.
+
+    Args:
+        module (nn.Module): What will be adapted.
+        config (peft.PeftConfig): The configuration.
+        path (str): Its config path, for errors. Defaults to 'peft'.
+
+    Raises:
+        ValueError: If a list names a module that is not there.
+    """
+    names = [f'.{name}' for name, _ in module.named_modules() if name]
+    for field in ('target_modules', 'modules_to_save'):
+        wanted = getattr(config, field, None)
+        # A string is a pattern, of which PEFT says by itself where it matches nothing.
+        for name in sorted(wanted) if isinstance(wanted, (list, tuple, set)) else ():
+            if not any(known.endswith(f'.{name}') for known in names):
+                near = near_names(name, {known.rpartition('.')[2] for known in names})
+                raise ValueError(f'{path}.{field}: no module of {type(module).__name__} is called {name!r}{near}')
 
 
 def import_peft() -> Any:
@@ -132,9 +160,10 @@ def put_in(module: nn.Module, config: Any) -> None:
         config (peft.PeftConfig): The configuration.
 
     Raises:
-        ValueError: If nothing is adapted.
+        ValueError: If nothing is adapted, or it names a module that is not there.
     """
     peft = import_peft()
+    check_names(module, config)
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
     peft.inject_adapter_in_model(config, module)

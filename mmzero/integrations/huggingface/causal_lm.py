@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmzero.checkpoint import clean_names
 from mmzero.errors import near_names
-from mmzero.integrations.huggingface.adapters import adapter_config, adapters_kept, import_peft
+from mmzero.integrations.huggingface.adapters import adapter_config, adapters_kept, check_names, import_peft
 
 HINT = "such as dict(model_type='llama', hidden_size=4096)"
 
@@ -54,7 +54,9 @@ class HuggingFaceCausalLM(BaseModel):
         self.llm = transformers.AutoModelForCausalLM.from_config(made)
         self.has_adapters = peft is not None
         if self.has_adapters:
-            self.llm = import_peft().get_peft_model(self.llm, _causal(adapter_config(peft)))
+            adapter = _causal(adapter_config(peft))
+            check_names(self.llm, adapter)
+            self.llm = import_peft().get_peft_model(self.llm, adapter)
 
     def init_weights(self) -> None:
         """Initialise, and read what is pretrained; adapters stay as PEFT made them."""

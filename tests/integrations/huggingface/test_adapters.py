@@ -132,10 +132,15 @@ def slow_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
+def layers_of(config: dict) -> tuple[str, ...]:
+    """The classes of its layers."""
+    return tuple(item for item in LAYERS if item.lower().startswith(config['model_type']))
+
+
 def training(names: tuple[str, ...], stages: tuple[int, ...]) -> Faults:
     found: Faults = {}
     for name in names:
-        classes = tuple(item for item in LAYERS if item.lower().startswith(MODELS_OF[name][0]['model_type']))
+        classes = layers_of(MODELS_OF[name][0])
         found[name] = beyond(lambda name=name: build(name), tokens, classes, stages)
     return found
 
@@ -218,7 +223,7 @@ def saved(name: str, folder: str, stage: int) -> list[str]:
         (),
     )
     model = ZeroModelWrapper(
-        module=module, stage=stage, wrap_policy=dict(type='ModuleClassPolicy', classes=list(LAYERS[:1]))
+        module=module, stage=stage, wrap_policy=dict(type='ModuleClassPolicy', classes=list(layers_of(config)))
     )
     optim = ZeroOptimWrapper(adamw(model))
     optim.initialize_count_status(model, 0, 10)
@@ -441,7 +446,17 @@ class TwoLayers(BaseModel):
         (dict(peft_type='LORO'), "peft.peft_type: no 'LORO' in peft .*; did you mean 'LORA'"),
         (dict(LORA, rank=3), 'peft.rank: LoraConfig has no such field'),
         (dict(LORA, init_lora_weights='pissa'), "peft.init_lora_weights: got 'pissa', which reads the base's weights"),
-        (dict(LORA, target_modules=['key']), "Target modules {'key'} not found"),
+        (dict(LORA, peft_type='IA3'), "peft: type='LoraConfig' and peft_type='IA3' both name it; keep one"),
+        (dict(LORA, layers_pattern='layers'), 'peft: LoraConfig refuses its fields: When `layers_pattern`'),
+        (dict(LORA, target_modules='key'), 'Target modules key not found'),
+        (
+            dict(LORA, target_modules=['q_proj', 'v_prj']),
+            "peft.target_modules: no module of LlamaForCausalLM is called 'v_prj'; did you mean 'v_proj'",
+        ),
+        (
+            dict(LORA, modules_to_save=['lm_heads']),
+            "peft.modules_to_save: no module of LlamaForCausalLM is called 'lm_heads'; did you mean 'lm_head'",
+        ),
     ],
 )
 def test_wrong_fields_are_told(adapter: Any, message: str) -> None:
