@@ -708,18 +708,6 @@ def is_of_compiled_backward(error: Exception) -> bool:
     return 'does not currently support double backward' in text or 'non-empty donated buffers' in text
 
 
-def leave_graphs_whole_under_ddp() -> None:
-    """Keep torch.compile from cutting what runs within DDP at DDP's buckets, for this process.
-
-    Units are mostly smaller than that, and in its source it refuses regions of activation checkpointing ("higher order
-    op"). A precaution: on two small ranks nothing was seen to go wrong without it. Remove once DDP leaves alone what is
-    compiled below it.
-    """
-    import torch._dynamo
-
-    torch._dynamo.config.optimize_ddp = False
-
-
 def in_one_graph() -> AbstractContextManager:
     """Let what is compiled inside fail where a graph breaks.
 

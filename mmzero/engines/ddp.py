@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from typing_extensions import override
 
-from mmzero._compat import ddp_buffer_arguments, leave_graphs_whole_under_ddp
+from mmzero._compat import ddp_buffer_arguments
 from mmzero.engines.averaging import BUCKET_BYTES, average_gradients
 from mmzero.engines.forecast import Forecast, is_fine_tuning
 from mmzero.engines.materialize import (
@@ -73,8 +73,6 @@ class DDPEngine(ParamGradEngine):
         materialize_parameters([params[name] for name in names], parameter_slots(model), self.device)
         self.adopt(model, plan.root.name)
         self.averages_at_step = False
-        if self.config.compile.is_on:
-            leave_graphs_whole_under_ddp()
         self.module = model.get_submodule(plan.root.name)
         # Not registered as a submodule anywhere: the model keeps its names, and stays the one module tree.
         self._forward = self.module if plan.root.separate else self._replicate(self.module)

@@ -53,6 +53,7 @@ class Compilation:
         self.config = config
         self._report = report
         self._steps = 0
+        self._is_announced = False
         self.units = [
             note
             for number, names in enumerate(_alike(plan))
@@ -75,7 +76,12 @@ class Compilation:
         """
         if is_first:
             return eagerly()
-        return self._explained() if self.units else nullcontext()
+        if not self.units:
+            return nullcontext()
+        if not self._is_announced:
+            self._is_announced = True
+            self._report(f'compile: compiling {len(self.units)} units, which may take minutes', False)
+        return self._explained()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

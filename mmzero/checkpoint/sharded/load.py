@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from mmzero.checkpoint.sharded.folder import FolderState, check_sums, state_of
-from mmzero.checkpoint.sharded.reader import SafeReader
-from mmzero.checkpoint.sharded.save import METADATA, REST
+from mmzero.checkpoint.sharded.reader import METADATA, SafeReader
+from mmzero.checkpoint.sharded.save import REST
 from mmzero.engines import on_rank0, together
 from mmzero.errors import CheckpointError
 

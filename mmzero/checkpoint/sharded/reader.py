@@ -1,6 +1,7 @@
 """DCP's reader, which runs nothing that a file names."""
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader
@@ -8,6 +9,9 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from typing_extensions import override
 
 from mmzero._compat import dcp_pickle_globals
+
+METADATA = '.metadata'
+"""DCP's own name of its index."""
 
 
 class SafeReader(FileSystemReader):
@@ -19,7 +23,7 @@ class SafeReader(FileSystemReader):
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with open(self._get_metadata_path(kwargs.get('rank')), 'rb') as file:
+        with open(Path(self.path) / METADATA, 'rb') as file:
             metadata = _Unpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(f'.metadata holds a {type(metadata).__name__}')

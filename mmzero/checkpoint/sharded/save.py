@@ -14,11 +14,11 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from mmzero.checkpoint.plain import plain
 from mmzero.checkpoint.sharded.folder import begin, commit, part_of, sums_of
+from mmzero.checkpoint.sharded.reader import METADATA
 from mmzero.engines import on_rank0, together
 from mmzero.errors import CheckpointError
 
 REST = 'rest.pth'
-METADATA = '.metadata'
 
 
 def save_sharded(tensors: dict[str, Tensor], rest: dict[str, Any], folder: str | os.PathLike) -> None:
