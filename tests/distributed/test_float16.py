@@ -80,7 +80,7 @@ class Counting(nn.Module):
 
 def older_torch() -> list[str]:
     """Gradients of zeros by mmzero's own means."""
-    with patch.object(_compat, 'HAS_REDUCE_SCATTER_UNUSED_PARAMS', False):
+    with patch.object(_compat.fsdp2, 'HAS_REDUCE_SCATTER_UNUSED_PARAMS', False):
         return like_ddp(Branched, units('Branch'))
 
 

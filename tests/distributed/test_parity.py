@@ -69,7 +69,7 @@ def test_16_bit_at_every_setting(world_size: int, model: str, dtype: str) -> Non
 
 def rank_dependent(native: bool) -> list[str]:
     """A layer that runs on rank 0 alone, and one that runs nowhere; by torch's own means or those for older ones."""
-    _compat.HAS_REDUCE_SCATTER_UNUSED_PARAMS = native
+    _compat.fsdp2.HAS_REDUCE_SCATTER_UNUSED_PARAMS = native
     MODELS['branching'] = (Branching, toy_batch, ('Block',), dict(find_unused_parameters=True))
     settings = [(setting, 'blocks') for setting in parity.SETTINGS] + [('stage 3', 'root')]
     cells = [Cell(setting, units, 1, 'norm', 'adamw', 'branching') for setting, units in settings]
