@@ -324,7 +324,10 @@ def load(folder: str, stage: int, goes_on: bool) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize(('world_size', 'stage'), [(4, 3), (1, 3), (2, 3), pytest.param(2, 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ('world_size', 'stage'),
+    [(1, 3), (2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 3), (2, 0)))],
+)
 def test_saved_and_loaded(saved: str, world_size: int, stage: int) -> None:
     found = run_ranks(world_size, load, saved, stage, (world_size, stage) == (2, 3))
     assert not any(found), found

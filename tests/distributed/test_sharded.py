@@ -368,6 +368,7 @@ def converted(folder: str) -> Faults:
     return dict(converted=faults)
 
 
+@pytest.mark.slow
 def test_converted(tmp_path: Path) -> None:
     run_ranks(2, saved, str(tmp_path), 'stage 3')
     paths = {name: str(tmp_path / name) for name in ('epoch_1', 'made.pth', 'back', 'made.safetensors', 'half.pth')}
@@ -442,6 +443,7 @@ def resumed_losses(folder: str, setting: str, first: str) -> list[float]:
     return losses_of(folder, setting, 2, load_from=first, resume=True)
 
 
+@pytest.mark.slow
 def test_typos_of_the_tool(tmp_path: Path) -> None:
     run_ranks(1, saved, str(tmp_path), 'stage 3')
     tool = [sys.executable, 'tools/convert_checkpoint.py']
@@ -464,6 +466,7 @@ def resumes_weights(folder: str) -> Faults:
     return dict(weights=faults)
 
 
+@pytest.mark.slow
 def test_weights_alone_are_not_resumed(tmp_path: Path) -> None:
     run_ranks(1, saved, str(tmp_path), 'stage 3')
     tool = [sys.executable, 'tools/convert_checkpoint.py', str(tmp_path / 'epoch_1'), str(tmp_path / 'weights')]

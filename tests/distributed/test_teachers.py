@@ -34,7 +34,6 @@ pytestmark = pytest.mark.distributed
 
 STEPS = 5
 BLOCKS = dict(type='ModuleClassPolicy', classes=['BasicBlock'])
-RANKS = (0, 1, 2, 3)
 
 
 def mean_teacher(**fields: Any) -> Any:
@@ -134,22 +133,22 @@ SEMI_CASES: dict[str, tuple[Callable, dict, int]] = {
 OUTSIDE_CASES = {'distilled': DISTILLED, 'label assignment': LAD}
 
 
-def settings(name: str) -> list[dict]:
-    found = [dict(stage=stage, wrap_policy=BLOCKS) for stage in RANKS]
+def settings(name: str, stages: tuple[int, ...]) -> list[dict]:
+    found = [dict(stage=stage, wrap_policy=BLOCKS) for stage in stages]
     return [*found, dict(stage=3)] if name == 'averaged' else found
 
 
-def teachers() -> Faults:
+def teachers(stages: tuple[int, ...]) -> Faults:
     found: Faults = {}
     for name, (make, fields, counts) in SEMI_CASES.items():
         wanted = trained(make, semi_batch, None, mean_teacher(**fields), counts)
-        for setting in settings(name):
+        for setting in settings(name, stages):
             run = trained(make, semi_batch, setting, mean_teacher(**fields), counts)
             found[f'{name}, {setting}'] = apart(run, wanted)
     for name, cfg in OUTSIDE_CASES.items():
         make = lambda cfg=cfg: build(cfg)  # noqa: E731
         wanted = trained(make, wide_batch, None)
-        for stage in RANKS:
+        for stage in stages:
             found[f'{name}, stage {stage}'] = apart(
                 trained(make, wide_batch, dict(stage=stage, wrap_policy=BLOCKS)), wanted
             )
@@ -215,8 +214,9 @@ def not_alike() -> list[str]:
     return faults
 
 
-def test_teachers() -> None:
-    for case, faults in merged(run_ranks(2, teachers)).items():
+@pytest.mark.parametrize('stages', [(3,), pytest.param((0, 1, 2), marks=pytest.mark.slow)])
+def test_teachers(stages: tuple[int, ...]) -> None:
+    for case, faults in merged(run_ranks(2, teachers, stages)).items():
         assert not faults, f'{case}: {faults}'
 
 

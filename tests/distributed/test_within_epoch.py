@@ -117,6 +117,7 @@ def run_of(folder: str, first: str, ranks: int) -> list[int]:
     return [index for own in loaded for index in own]
 
 
+@pytest.mark.slow
 def test_on_other_numbers_of_ranks(tmp_path: Path) -> None:
     """The samples that are left are the same, whichever rank has them."""
     run_ranks(2, run_until, str(tmp_path / 'first'))

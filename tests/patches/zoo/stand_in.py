@@ -19,6 +19,9 @@ class _Names(type(nn.Module)):
 
 
 class _Module(ModuleType):
+    # MMEngine's runner logs it.
+    __version__ = 'a stand-in'
+
     def __getattr__(self, name: str) -> type:
         if name.startswith('__'):
             raise AttributeError(name)
