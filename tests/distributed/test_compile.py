@@ -185,6 +185,9 @@ def reports() -> list[str]:
     told = [text for text in said if text.startswith('compile: ')]
     if dist.get_rank():
         return [f'told: {told}'] if told else []
+    if told[:1] != ['compile: compiling 2 units, which may take minutes']:
+        return [f'not told beforehand: {told}']
+    told = told[1:]
     wanted = ('2 x Broken by eager', 'graph breaks at 1 place(s)', 'compiling.py:', '(forward)')
     faults = [] if len(told) == 1 else [f'told {len(told)} times: {told}']
     return faults + [f'{text!r} is not in {told}' for text in wanted if not all(text in line for line in told)]
