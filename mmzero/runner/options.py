@@ -3,6 +3,7 @@
 import argparse
 import copy
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from mmengine.config import Config, DictAction
 from mmengine.hub import get_config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from mmengine.utils import get_installed_path
 
 from mmzero.engines import LAUNCHERS
 from mmzero.errors import ConfigError, near_names
@@ -99,7 +101,7 @@ def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
     if not Path(filename).is_file() and '::' not in filename:
         raise ConfigError([f'{filename}: no such config file'])
     try:
-        cfg = get_config(filename) if '::' in filename else Config.fromfile(filename)
+        cfg = _of_package(filename) if '::' in filename else Config.fromfile(filename)
     except Exception as error:
         # A config is Python: it may fail in any way.
         raise ConfigError([f'{filename}: cannot be read: {describe_error(error)}']) from error
@@ -108,6 +110,14 @@ def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
     except (KeyError, TypeError, IndexError, ValueError, AssertionError, AttributeError) as error:
         raise ConfigError([f'--cfg-options: do not fit {filename}: {error}']) from error
     return cfg
+
+
+def _of_package(name: str) -> Config:
+    package, _, path = name.partition('::')
+    # MMEngine's function reads no name with a sign in it, such as 'gn+ws'.
+    if not re.search(r'[^\w./-]', path):
+        return get_config(name)
+    return Config.fromfile(Path(get_installed_path(package), '.mim', 'configs', path))
 
 
 def enable_amp(cfg: Config) -> None:

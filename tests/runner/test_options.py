@@ -36,6 +36,11 @@ def test_dicts_are_merged(tmp_path: Path) -> None:
     assert cfg.model_wrapper_cfg == dict(stage=3, offload=dict(params='cpu'))
 
 
+def test_a_config_of_a_package_with_a_sign_in_its_name() -> None:
+    pytest.importorskip('mmdet')
+    assert load_config('mmdet::gn+ws/faster-rcnn_r50_fpn_gn-ws-all_1x_coco.py').model.type == 'FasterRCNN'
+
+
 @pytest.mark.parametrize('text', ['dict(a=1', 'dict(1)', 'dict(a=open("x"))', '{a: 1}'])
 def test_what_is_no_literal(text: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
