@@ -7,7 +7,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
-from mmzero._compat import _call_before, _param_groups
+from mmzero._compat.fsdp2 import _call_before, _param_groups
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel, toy_batch
 
