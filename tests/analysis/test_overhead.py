@@ -104,6 +104,7 @@ def test_another_training_is_a_fault(measured: dict[str, Overhead]) -> None:
     assert fault.startswith(f'{BY_HAND}: losses differ')
 
 
+@pytest.mark.slow
 def test_the_tool(tmp_path: Path) -> None:
     out = tmp_path / 'folder' / 'overhead.json'
     tool = ROOT / 'tools/analysis_tools/benchmark.py'

@@ -156,7 +156,7 @@ def goes_on(folder: str) -> Faults:
         again.train()
         faults += differing(flat_shards(again), wanted)
         faults += named(path, ['epoch_3', 'epoch_7.part'])
-        faults += tested(path, f'{path}/epoch_3', again)
+        faults += as_tested(path, f'{path}/epoch_3', again)
     return found
 
 
@@ -181,7 +181,7 @@ def local(value: Any) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def tested(folder: str, path: str, trained: Any) -> list[str]:
+def as_tested(folder: str, path: str, trained: Any) -> list[str]:
     """A test with the checkpoint, without the hook, sees the averaged weights; so does training that starts from it."""
     (hook,) = (hook for hook in trained.hooks if isinstance(hook, EMAHook))
     wanted = {name: local(value) for name, value in hook.ema_model.module.state_dict().items()}

@@ -438,7 +438,8 @@ def run_cases() -> Faults:
     }
 
 
-@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('ranks', [2, 4])
 def test_two_optimizers(ranks: int) -> None:
     for case, faults in merged(run_ranks(ranks, run_cases)).items():
         assert not faults, f'{case}: {faults[:8]}'

@@ -236,6 +236,7 @@ def test_a_rank_that_is_gone(case: str) -> None:
     assert 'Traceback' not in left.err
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_no_fault() -> None:
     for rank in run('slow'):
         assert rank.code == 0 and rank.out.endswith('all is well\n'), rank

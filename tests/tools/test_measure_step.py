@@ -14,6 +14,7 @@ pytestmark = pytest.mark.distributed
 TOOL = 'tools/analysis_tools/measure_step.py'
 
 
+@pytest.mark.slow
 def test_it_starts_its_own_ranks(digits: str, tmp_path: Path) -> None:
     digits_config(digits, str(tmp_path / 'work')).dump(tmp_path / 'config.py')
     options = ('optim_wrapper.accumulative_counts=2', 'model_wrapper_cfg.stage=2')
