@@ -313,7 +313,7 @@ class CheckpointMixin(Runner):
         self._read = None
         position = checkpoint['meta'].get('position')
         if position is not None and isinstance(self.train_loop, EpochBasedTrainLoop):
-            lost = go_on_within_epoch(self.train_loop, position, self.world_size)
+            lost = go_on_within_epoch(self.train_loop, position, checkpoint['meta']['world_size'], self.world_size)
             if lost is not None:
                 self.logger.warning(lost)
         self._say_what_is_lost()

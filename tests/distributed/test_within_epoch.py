@@ -1,5 +1,6 @@
 """A run that was broken within an epoch goes on there: each batch once, and the losses of the unbroken run."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from mmengine.hooks import Hook
+from mmengine.registry import DATA_SAMPLERS
 from torch import nn
 
 from tests.distributed.cases import Faults, merged
@@ -42,6 +44,44 @@ class Drawn(Vectors):
         return super().__getitem__(index)
 
 
+@DATA_SAMPLERS.register_module(force=True)
+class ByParity:
+    """Batches of even numbers or of odd ones, as mmdet's AspectRatioBatchSampler has wide images or high ones."""
+
+    def __init__(self, sampler: Any, batch_size: int) -> None:
+        self.sampler, self.batch_size = sampler, batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        waiting: tuple[list[int], list[int]] = ([], [])
+        for index in self.sampler:
+            group = waiting[index % 2]
+            group.append(index)
+            if len(group) == self.batch_size:
+                yield list(group)
+                group.clear()
+        left = [*waiting[0], *waiting[1]]
+        for start in range(0, len(left), self.batch_size):
+            yield left[start : start + self.batch_size]
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // self.batch_size)
+
+
+@DATA_SAMPLERS.register_module(force=True)
+class Untold(ByParity):
+    """Has no size of a batch, as where there is one for each of several datasets."""
+
+    def __init__(self, sampler: Any, batch_size: int) -> None:
+        super().__init__(sampler, batch_size)
+        self.batch_size: Any = [batch_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(ByParity(self.sampler, self.batch_size[0]))
+
+    def __len__(self) -> int:
+        return len(ByParity(self.sampler, self.batch_size[0]))
+
+
 class Watch(Hook):
     """Notes losses and numbers of batches, and breaks the run off."""
 
@@ -55,12 +95,15 @@ class Watch(Hook):
             raise KeyboardInterrupt
 
 
-def trained(folder: str, stop: int | None = None, ranks: int | None = None, **changes: Any) -> tuple[Watch, Drawn, Any]:
+def trained(
+    folder: str, stop: int | None = None, ranks: int | None = None, batches: str | None = None, **changes: Any
+) -> tuple[Watch, Drawn, Any]:
     torch.manual_seed(0)
     ranks = ranks or dist.get_world_size()
     train = loader(Drawn(BATCHES * SAMPLES * ranks))
     train['sampler']['shuffle'] = True
     train['batch_size'] = SAMPLES * ranks // dist.get_world_size()
+    train |= {} if batches is None else dict(batch_sampler=dict(type=batches))
     settings: dict[str, Any] = dict(
         train_dataloader=train,
         train_cfg=dict(by_epoch=True, max_epochs=3, val_interval=1),
@@ -78,15 +121,15 @@ def trained(folder: str, stop: int | None = None, ranks: int | None = None, **ch
     return watch, runner.train_dataloader.dataset, runner
 
 
-def broken(folder: str, places: list[int]) -> Faults:
+def broken(folder: str, places: list[int], batches: str | None = None) -> Faults:
     """After some number of batches."""
-    whole, data, runner = trained(f'{folder}/whole')
+    whole, data, runner = trained(f'{folder}/whole', batches=batches)
     assert len(data.loaded) == 3 * BATCHES * SAMPLES
     found: Faults = {}
     for done in places:
         faults = found[f'after {done}'] = []
         path = f'{folder}/whole/iter_{done}.pth'
-        again, loaded, resumed = trained(f'{folder}/{done}', load_from=path, resume=True)
+        again, loaded, resumed = trained(f'{folder}/{done}', batches=batches, load_from=path, resume=True)
         if again.losses != whole.losses[done:]:
             faults.append(f'{again.losses}, not {whole.losses[done:]}')
         if loaded.loaded != data.loaded[done * SAMPLES :]:
@@ -106,6 +149,12 @@ SECOND = list(range(BATCHES + 1, 2 * BATCHES + 1))
 )
 def test_every_batch_once(tmp_path: Path, ranks: int, places: list[int]) -> None:
     for case, faults in merged(run_ranks(ranks, broken, str(tmp_path), places)).items():
+        assert not faults, f'{case}: {faults}'
+
+
+@pytest.mark.parametrize('batches', ['ByParity', 'Untold'])
+def test_with_a_batch_sampler(tmp_path: Path, batches: str) -> None:
+    for case, faults in merged(run_ranks(2, broken, str(tmp_path), [SECOND[2]], batches)).items():
         assert not faults, f'{case}: {faults}'
 
 
