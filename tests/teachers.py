@@ -82,13 +82,16 @@ _ANCHORS = dict(
 )
 _TEST = dict(nms_pre=50, min_bbox_size=0, score_thr=0.0, nms=dict(type='nms', iou_threshold=0.6), max_per_img=10)
 _ATSS = dict(assigner=dict(type='ATSSAssigner', topk=9), allowed_border=-1, pos_weight=-1, debug=False)
-_GFL = dict(
+_HEAD = dict(
     num_classes=5,
     in_channels=16,
     stacked_convs=1,
     feat_channels=16,
     norm_cfg=dict(type='GN', num_groups=4),
     anchor_generator=_ANCHORS,
+)
+_GFL = dict(
+    _HEAD,
     loss_cls=dict(type='QualityFocalLoss', use_sigmoid=True, beta=2.0, loss_weight=1.0),
     loss_dfl=dict(type='DistributionFocalLoss', loss_weight=0.25),
     reg_max=4,
@@ -115,16 +118,11 @@ DISTILLED = dict(
     test_cfg=_TEST,
 )
 _PAA = dict(
+    _HEAD,
     type='LADHead',
     reg_decoded_bbox=True,
     score_voting=True,
     topk=9,
-    num_classes=5,
-    in_channels=16,
-    stacked_convs=1,
-    feat_channels=16,
-    norm_cfg=dict(type='GN', num_groups=4),
-    anchor_generator=_ANCHORS,
     bbox_coder=dict(type='DeltaXYWHBBoxCoder', target_means=[0.0] * 4, target_stds=[0.1, 0.1, 0.2, 0.2]),
     loss_cls=dict(type='FocalLoss', use_sigmoid=True, gamma=2.0, alpha=0.25, loss_weight=1.0),
     loss_bbox=dict(type='GIoULoss', loss_weight=1.3),

@@ -11,7 +11,6 @@ from mmzero.checkpoint.sharded import (
     SavedTensor,
     check_files,
     is_sharded,
-    join,
     load_rest,
     load_saved,
     newest_complete,
@@ -20,6 +19,7 @@ from mmzero.checkpoint.sharded import (
     split,
     state_of,
     tensors_in,
+    to_load,
 )
 from mmzero.checkpoint.write import write_checkpoint
 
@@ -34,7 +34,6 @@ __all__ = [
     'gather_random_states',
     'is_extra_state',
     'is_sharded',
-    'join',
     'load_extra_states',
     'load_into_real',
     'load_rest',
@@ -55,5 +54,6 @@ __all__ = [
     'split',
     'state_of',
     'tensors_in',
+    'to_load',
     'write_checkpoint',
 ]

@@ -16,11 +16,12 @@ from mmzero.checkpoint.plain import plain
 from mmzero.checkpoint.read import read_checkpoint
 from mmzero.checkpoint.scratch import Scratch, scratch_beside
 from mmzero.checkpoint.sharded.folder import check_sums
-from mmzero.checkpoint.sharded.layout import OPTIMIZER, WEIGHTS, optimizer_prefix, optimizers_in, split, with_shards
+from mmzero.checkpoint.sharded.layout import OPTIMIZER, WEIGHTS, join, optimizer_prefix, optimizers_in, split
 from mmzero.checkpoint.sharded.load import complete, load_rest, tensors_in
 from mmzero.checkpoint.sharded.reader import SafeReader
 from mmzero.checkpoint.sharded.save import save_sharded
 from mmzero.checkpoint.write import write_checkpoint, written_whole
+from mmzero.engines import by_name, by_number
 from mmzero.errors import CheckpointError
 
 SUFFIXES = ('.pth', '.pt', '.safetensors')
@@ -135,11 +136,13 @@ def whole_checkpoint(
         known = {name: saved for name, saved in known.items() if not name.startswith((f'{entry}/', f'{entry}.'))}
     tensors: dict[str, Tensor] = {}
     batch: dict[str, Tensor] = {}
+    size = 0
     for name, saved in known.items():
         batch[name] = torch.empty(saved.shape, dtype=saved.dtype)
-        if sum(tensor.nbytes for tensor in batch.values()) > _BATCH_BYTES:
+        size += batch[name].nbytes
+        if size > _BATCH_BYTES:
             tensors |= _loaded(batch, folder, scratch)
-            batch = {}
+            batch, size = {}, 0
     tensors |= _loaded(batch, folder, scratch)
     return _joined(rest, tensors)
 
@@ -154,31 +157,18 @@ def _loaded(batch: dict[str, Tensor], folder: str | os.PathLike, scratch: Scratc
 
 
 def _joined(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    checkpoint = with_shards(rest, tensors)
-    for part in WEIGHTS:
-        if part in rest:
-            own = {name.removeprefix(f'{part}/'): t for name, t in tensors.items() if name.startswith(f'{part}/')}
-            checkpoint[part] = {**own, **rest[part]}
+    checkpoint = join(rest, tensors, lambda prefix, state: _whole_optimizer(state, tensors, prefix))
     if 'ema_state_dict' in checkpoint:
         # As MMEngine's averaged models keep it.
         checkpoint['ema_state_dict']['steps'] = torch.tensor(checkpoint['ema_state_dict']['steps'])
-    if OPTIMIZER in rest:
-        states = {
-            name: _whole_optimizer(state, tensors, optimizer_prefix(name))
-            for name, state in optimizers_in(rest[OPTIMIZER]).items()
-        }
-        checkpoint[OPTIMIZER] = states.get('', states)
     return checkpoint
 
 
 def _whole_optimizer(rest: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
     """By numbers of parameters, as ``Optimizer.state_dict`` has it."""
     rest = dict(rest)
-    indices = {name: i for i, name in enumerate(name for group in rest['param_names'] for name in group)}
-    state = {indices.get(name, name): dict(entries) for name, entries in rest['state'].items()}
-    for name, keys in rest.pop('shards').items():
-        state[indices[name]] |= {key: tensors[f'{prefix}{name}.{key}'] for key in keys}
-    return dict(rest, state=state)
+    dtypes = rest.pop('shards')
+    return dict(rest, state=by_number(rest['state'], dtypes, rest['param_names'], lambda name: tensors[prefix + name]))
 
 
 def _write(checkpoint: dict[str, Any], target: str) -> None:
@@ -206,7 +196,7 @@ def _write_safetensors(checkpoint: dict[str, Any], target: str) -> None:
 
 def _write_shards(checkpoint: dict[str, Any], target: str) -> None:
     tensors, rest = split(checkpoint)
-    if 'steps' in rest.get('ema_state_dict', {}) or 'ema_state_dict/steps' in tensors:
+    if 'ema_state_dict/steps' in tensors:
         rest['ema_state_dict']['steps'] = int(tensors.pop('ema_state_dict/steps'))
     if OPTIMIZER in checkpoint:
         states = {}
@@ -225,16 +215,11 @@ def _apart(state: dict[str, Any], weights: dict[str, Any]) -> tuple[dict[str, Te
             'mmzero do; convert the weights alone (--weights-only)'
         )
     names = [name for group in state['param_names'] for name in group]
-    shards: dict[str, Tensor] = {}
-    entries: dict[Any, dict[str, Any]] = {}
-    dtypes: dict[Any, dict[str, str]] = {}
-    for index, own in state['state'].items():
-        name = names[index] if isinstance(index, int) else index
-        taken = {key: value for key, value in own.items() if _is_like(value, weights.get(name))}
-        entries[name] = {key: value for key, value in own.items() if key not in taken}
-        shards |= {f'{name}.{key}': value for key, value in taken.items()}
-        if taken:
-            dtypes[name] = {key: str(value.dtype).removeprefix('torch.') for key, value in taken.items()}
+
+    def is_shard(index: Any, key: str, value: Any) -> bool:
+        return isinstance(index, int) and _is_like(value, weights.get(names[index]))
+
+    shards, entries, dtypes = by_name(state['state'], state['param_names'], is_shard)
     return shards, dict(state, state=entries, shards=dtypes)
 
 

@@ -12,6 +12,7 @@ from mmzero.engines.options import Clip, StepOptions, StepOutcome
 from mmzero.engines.outside_tree import materialize_outside, modules_outside_of
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
 from mmzero.engines.rank0 import on_rank0, together
+from mmzero.engines.shard_state import by_name, by_number
 from mmzero.engines.shares import engine_for
 from mmzero.engines.units import plan_units
 from mmzero.engines.whole_weights import accept_whole_tensors
@@ -29,6 +30,8 @@ __all__ = [
     'StepOutcome',
     'accept_whole_tensors',
     'build_engine',
+    'by_name',
+    'by_number',
     'engine_for',
     'failed',
     'init_process_group',

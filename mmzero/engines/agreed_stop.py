@@ -2,8 +2,9 @@
 
 [Note: the iteration at which ranks stop]
 A rank that is told to stop writes a later iteration to the store, the first one wins, and all ranks look there every so
-many iterations. A training step waits for all ranks, so that no rank is more than one iteration ahead of another: what
-is written two looks ahead every rank sees in time. A look is one message to the store and its answer.
+many iterations, a multiple of those of an optimizer step. Such a step waits for all ranks, so that no rank is further
+ahead of another than one of them: what is written two looks ahead every rank sees in time. A look is one message to the
+store and its answer.
 """
 
 import math
@@ -18,7 +19,7 @@ class AgreedStop:
 
     Args:
         every (int): Iterations between two looks, 2 or more.
-        multiple_of (int): Of which the iteration is a multiple, such as the micro-batches of a step. Defaults to 1.
+        multiple_of (int): Of which the iteration is a multiple: the micro-batches of an optimizer step. Defaults to 1.
     """
 
     _made = 0

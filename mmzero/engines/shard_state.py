@@ -1,6 +1,6 @@
 """An optimizer's state as what ranks hold, by names of parameters, for any number of ranks and any stage."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,26 +41,71 @@ def optimizer_shards(
     """
     meet("save the optimizer's state")
     packed = optimizer.state_dict()
-    names = [name for group in group_names(optimizer, named) for name in group]
+    names = group_names(optimizer, named)
     params = [param for group in optimizer.param_groups for param in group['params']]
     are_shards = shards_everywhere(packed['state'])
+
+    def is_shard(index: Any, key: str, value: Any) -> bool:
+        return (index, key) in are_shards or (isinstance(index, int) and _is_whole_of(value, params[index]))
+
+    shards, entries, dtypes = by_name(packed['state'], names, is_shard)
+    entries = {name: {key: own_part(value) for key, value in own.items()} for name, own in entries.items()}
+    return shards, dict(packed, state=entries, shards=dtypes, param_names=names)
+
+
+def by_name(
+    state: Mapping[Any, Mapping[str, Any]],
+    param_names: Sequence[Sequence[str]],
+    is_shard: Callable[[Any, str, Any], bool],
+) -> tuple[dict[str, Tensor], dict[Any, dict[str, Any]], dict[Any, dict[str, str]]]:
+    """Take an optimizer's state apart.
+
+    Args:
+        state (Mapping): Entries by number of the parameter, as ``Optimizer.state_dict`` has them.
+        param_names (Sequence[Sequence[str]]): Names of parameters, by groups.
+        is_shard (Callable[[Any, str, Any], bool]): Says of number, name of the entry and value whether to take it out.
+
+    Returns:
+        tuple[dict[str, Tensor], dict, dict]: What was taken out by 'PARAMETER.ENTRY', other entries by parameter, and
+        the dtypes of the first by parameter and entry.
+    """
+    names = [name for group in param_names for name in group]
     shards: dict[str, Tensor] = {}
     entries: dict[Any, dict[str, Any]] = {}
     dtypes: dict[Any, dict[str, str]] = {}
-    for index, state in packed['state'].items():
+    for index, own in state.items():
         # What some optimizers keep of no parameter has a name of its own.
         name = names[index] if isinstance(index, int) else index
-        split = {
-            key: value
-            for key, value in state.items()
-            if (index, key) in are_shards or (isinstance(index, int) and _is_whole_of(value, params[index]))
-        }
-        entries[name] = {key: own_part(value) for key, value in state.items() if key not in split}
-        shards |= {f'{name}.{key}': value for key, value in split.items()}
-        if split:
-            dtypes[name] = {key: str(value.dtype).removeprefix('torch.') for key, value in split.items()}
-    rest = dict(packed, state=entries, shards=dtypes, param_names=group_names(optimizer, named))
-    return shards, rest
+        taken = {key: value for key, value in own.items() if is_shard(index, key, value)}
+        entries[name] = {key: value for key, value in own.items() if key not in taken}
+        shards |= {f'{name}.{key}': value for key, value in taken.items()}
+        if taken:
+            dtypes[name] = {key: str(value.dtype).removeprefix('torch.') for key, value in taken.items()}
+    return shards, entries, dtypes
+
+
+def by_number(
+    entries: Mapping[Any, Mapping[str, Any]],
+    shards: Mapping[Any, Iterable[str]],
+    param_names: Sequence[Sequence[str]],
+    shard: Callable[[str], Tensor],
+) -> dict[Any, dict[str, Any]]:
+    """Undo :func:`by_name`, for a file or for ranks with other numbers.
+
+    Args:
+        entries (Mapping): By parameter.
+        shards (Mapping[Any, Iterable[str]]): Names of entries that were taken out, by parameter.
+        param_names (Sequence[Sequence[str]]): Names of parameters, by groups, whose order gives the numbers.
+        shard (Callable[[str], Tensor]): Gives what was taken out by 'PARAMETER.ENTRY'.
+
+    Returns:
+        dict: The state as ``Optimizer.state_dict`` has it.
+    """
+    indices = {name: index for index, name in enumerate(name for group in param_names for name in group)}
+    state = {indices.get(name, name): dict(own) for name, own in entries.items()}
+    for name, keys in shards.items():
+        state[indices[name]] |= {key: shard(f'{name}.{key}') for key in keys}
+    return state
 
 
 def _is_whole_of(value: Any, param: Tensor) -> bool:
@@ -87,16 +132,13 @@ def load_optimizer_shards(
     own, saved = group_names(optimizer, named), rest.pop('param_names')
     check_groups(optimizer, rest['param_groups'])
     check_names(saved, own)
-    indices = {name: index for index, name in enumerate(name for group in own for name in group)}
     params = {name: param for group in optimizer.param_groups for name, param in _named_in(group, named)}
     shards, targets = rest.pop('shards'), {}
     for name, keys in shards.items():
         for key, dtype in keys.items():
             targets[f'{name}.{key}'] = _empty_like(params, name, getattr(torch, dtype))
     load(targets)
-    state = {indices.get(name, name): dict(entries) for name, entries in rest['state'].items()}
-    for name, keys in shards.items():
-        state[indices[name]] |= {key: targets[f'{name}.{key}'] for key in keys}
+    state = by_number(rest['state'], shards, own, targets.__getitem__)
     groups = [
         on_devices_of(group, mine) for group, mine in zip(rest['param_groups'], optimizer.param_groups, strict=True)
     ]

@@ -8,6 +8,8 @@ from typing import Any
 from mmengine.dist import master_only
 from mmengine.hooks import CheckpointHook
 
+from mmzero.hooks.before import put_before
+
 
 class ZeroCheckpointHook(CheckpointHook):
     """Stands before CheckpointHook, or a class derived from it, among the bases of a hook.
@@ -192,6 +194,4 @@ def keeping_the_last(hook: CheckpointHook) -> ZeroCheckpointHook:
     Returns:
         ZeroCheckpointHook: The same object.
     """
-    if not isinstance(hook, ZeroCheckpointHook):
-        hook.__class__ = type(type(hook).__name__, (ZeroCheckpointHook, type(hook)), {})
-    return hook
+    return put_before(hook, ZeroCheckpointHook)

@@ -11,6 +11,7 @@ from mmengine.registry import MODELS
 
 from mmzero.checkpoint import SavedTensor, load_saved
 from mmzero.engines import LocalParts
+from mmzero.hooks.before import put_before
 from mmzero.wrappers import ZeroModelWrapper
 
 
@@ -120,6 +121,4 @@ def over_shards(hook: EMAHook) -> ShardedEMA:
     Returns:
         ShardedEMA: The same object.
     """
-    if not isinstance(hook, ShardedEMA):
-        hook.__class__ = type(type(hook).__name__, (ShardedEMA, type(hook)), {})
-    return hook
+    return put_before(hook, ShardedEMA)

@@ -5,8 +5,9 @@ from typing import Any
 from mmengine.hooks import Hook
 from torch import nn
 
-from mmzero.engines import LocalParts
+from mmzero.engines import LocalParts, together
 from mmzero.errors import PlanError
+from mmzero.hooks.before import put_before
 from mmzero.wrappers import ZeroModelWrapper
 
 NAME = 'MeanTeacherHook'
@@ -27,8 +28,8 @@ class ShardedMeanTeacher(Hook):
         self._wrapper = runner.sharded
         # Units that a val left gathered would hide their shards.
         runner.sharded.engine.refresh()
-        self._parts = LocalParts(runner.sharded.module)
-        _check_same_parts(self._parts.module)
+        self._parts = parts = LocalParts(runner.sharded.module)
+        together(lambda: _check_same_parts(parts.module))
         super().before_train(runner)
 
     def momentum_update(self, model: nn.Module, momentum: float) -> None:  # noqa: D102
@@ -43,7 +44,7 @@ def _check_same_parts(mirror: nn.Module) -> None:
     """Refuse a teacher of which a rank holds other rows than of its student.
 
     Raises:
-        PlanError: On every rank that finds one.
+        PlanError: If there is one.
     """
     student, teacher = (getattr(mirror, name, None) for name in ('student', 'teacher'))
     if student is None or teacher is None:
@@ -66,6 +67,4 @@ def teach_over_shards(hook: Hook) -> Hook:
         Hook: The same object.
     """
     is_one = any(cls.__name__ == NAME for cls in type(hook).__mro__)
-    if is_one and not isinstance(hook, ShardedMeanTeacher):
-        hook.__class__ = type(type(hook).__name__, (ShardedMeanTeacher, type(hook)), {})
-    return hook
+    return put_before(hook, ShardedMeanTeacher) if is_one else hook

@@ -1,5 +1,6 @@
 """A signal of a scheduler: save, and leave with a code that asks for another start."""
 
+import math
 import signal
 import time
 from types import FrameType
@@ -44,7 +45,7 @@ class PreemptionHook(Hook):
 
     def before_train(self, runner) -> None:  # type: ignore # noqa: D102
         counts = [getattr(wrapper, '_accumulative_counts', 1) for wrapper in each(runner.optim_wrapper).values()]
-        self._stop = AgreedStop(self.every, max(counts))
+        self._stop = AgreedStop(self.every, math.lcm(*counts))
         self._before = {number: signal.signal(number, self._receive) for number in self.signals}
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -24,7 +24,6 @@ from mmzero.checkpoint import (
     gather_random_states,
     is_extra_state,
     is_sharded,
-    join,
     load_extra_states,
     load_into_real,
     load_rest,
@@ -37,6 +36,7 @@ from mmzero.checkpoint import (
     save_sharded,
     split,
     tensors_in,
+    to_load,
     write_checkpoint,
 )
 from mmzero.checkpoint.convert import export_weights
@@ -258,7 +258,7 @@ class CheckpointMixin(Runner):
         dist.broadcast_object_list(box, src=0)
         rest, known = box[0]  # type: ignore[misc]
         check_files(folder)
-        checkpoint = join(rest, known)
+        checkpoint = to_load(rest, known)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
         wanted = self._wrapper.engine.sharded_state()
         fitting = fitting_state(wanted, checkpoint['state_dict'], folder, strict, revise_keys)

@@ -199,17 +199,18 @@ class Pair(BaseModel):
 
     @staticmethod
     def _one() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2).bfloat16())
+        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1).bfloat16())
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.student(inputs)
 
 
 def not_alike() -> list[str]:
+    """Of a weight of one row rank 0 holds the same either way; it is told all the same."""
     model = ZeroModelWrapper(module=Pair())
     hook: Any = teach_over_shards(mean_teacher(momentum=0.1))
     faults: list[str] = []
-    with refused(faults, PlanError, 'student.1.weight and teacher.1.weight are kept differently', '(2, 8)', '(1, 8)'):
+    with refused(faults, PlanError, 'student.1.weight and teacher.1.weight are kept differently', '(1, 8)', '(0, 8)'):
         hook.before_train(SimpleNamespace(model=model, sharded=model, iter=0))
     return faults
 

@@ -2,7 +2,7 @@
 
 from mmzero.checkpoint.sharded.background import BackgroundSave
 from mmzero.checkpoint.sharded.folder import FolderState, is_sharded, newest_complete, state_of
-from mmzero.checkpoint.sharded.layout import join, optimizer_prefix, optimizers_in, split
+from mmzero.checkpoint.sharded.layout import optimizer_prefix, optimizers_in, split, to_load
 from mmzero.checkpoint.sharded.load import SavedTensor, check_files, load_rest, load_saved, load_tensors, tensors_in
 from mmzero.checkpoint.sharded.save import save_sharded
 
@@ -12,7 +12,6 @@ __all__ = [
     'SavedTensor',
     'check_files',
     'is_sharded',
-    'join',
     'load_rest',
     'load_saved',
     'load_tensors',
@@ -23,4 +22,5 @@ __all__ = [
     'split',
     'state_of',
     'tensors_in',
+    'to_load',
 ]

@@ -99,7 +99,6 @@ class BackgroundSave:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().cpu().clone() if tensor.device.type == 'cpu' else tensor.detach().cpu()
-    local = local_tensor(tensor).detach()
-    return dtensor_as_it_is(local.clone() if local.device.type == 'cpu' else local.cpu(), tensor)
+    if isinstance(tensor, DTensor):
+        return dtensor_as_it_is(_copied(local_tensor(tensor)), tensor)
+    return tensor.detach().to('cpu', copy=True)

@@ -1,6 +1,6 @@
 """Names in a sharded checkpoint: of weights, and of an optimizer's state by its parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -84,7 +84,34 @@ def with_shards(value: Any, known: Mapping[str, Any]) -> Any:
     return value
 
 
-def join(rest: dict[str, Any], known: Mapping[str, SavedTensor]) -> dict[str, Any]:
+def join(
+    rest: dict[str, Any], known: Mapping[str, Any], with_state: Callable[[str, dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Put what :func:`split` took out of a checkpoint back.
+
+    Args:
+        rest (dict): What was read of the checkpoint.
+        known (Mapping[str, Any]): What to put in the places of its tensors, by their names.
+        with_state (Callable): Is given the prefix of an optimizer's shards and its state without them, and returns the
+            state.
+
+    Returns:
+        dict: The checkpoint.
+    """
+    checkpoint = with_shards(rest, known)
+    for part in WEIGHTS:
+        if part in rest:
+            own = {name.removeprefix(f'{part}/'): value for name, value in known.items() if name.startswith(f'{part}/')}
+            checkpoint[part] = {**own, **rest[part]}
+    if OPTIMIZER in rest:
+        states = {
+            name: with_state(optimizer_prefix(name), state) for name, state in optimizers_in(rest[OPTIMIZER]).items()
+        }
+        checkpoint[OPTIMIZER] = states.get('', states)
+    return checkpoint
+
+
+def to_load(rest: dict[str, Any], known: Mapping[str, SavedTensor]) -> dict[str, Any]:
     """Make a checkpoint in whose places of tensors is what tells where they were saved.
 
     Args:
@@ -94,19 +121,9 @@ def join(rest: dict[str, Any], known: Mapping[str, SavedTensor]) -> dict[str, An
     Returns:
         dict: The checkpoint, with what loads an optimizer's shards among its state.
     """
-    checkpoint = with_shards(rest, known)
+    checkpoint = join(rest, known, lambda prefix, state: {**state, LOAD: partial(_load, prefix, known)})
     if 'message_hub' in rest:
         checkpoint['message_hub'] = message_hub_state(rest['message_hub'])
-    for part in WEIGHTS:
-        if part in rest:
-            own = {name.removeprefix(f'{part}/'): saved for name, saved in known.items() if name.startswith(f'{part}/')}
-            checkpoint[part] = {**own, **rest[part]}
-    if OPTIMIZER in rest:
-        states = {
-            name: dict(state, **{LOAD: partial(_load, optimizer_prefix(name), known)})
-            for name, state in optimizers_in(rest[OPTIMIZER]).items()
-        }
-        checkpoint[OPTIMIZER] = states.get('', states)
     return checkpoint
 
 

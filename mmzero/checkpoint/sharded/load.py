@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmzero.checkpoint.sharded.folder import FolderState, check_sums, state_of
 from mmzero.checkpoint.sharded.reader import METADATA, SafeReader
-from mmzero.checkpoint.sharded.save import REST
+from mmzero.checkpoint.sharded.save import REST_FILE
 from mmzero.engines import on_rank0, together
 from mmzero.errors import CheckpointError
 
@@ -50,8 +50,8 @@ def load_rest(folder: str | os.PathLike) -> dict[str, Any]:
         CheckpointError: If the folder is no complete checkpoint, or is damaged.
     """
     state = complete(folder)
-    check_sums(state, [REST, METADATA])
-    return torch.load(state.path / REST, map_location='cpu', weights_only=True)
+    check_sums(state, [REST_FILE, METADATA])
+    return torch.load(state.path / REST_FILE, map_location='cpu', weights_only=True)
 
 
 def tensors_in(folder: str | os.PathLike) -> dict[str, SavedTensor]:

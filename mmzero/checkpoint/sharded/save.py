@@ -18,7 +18,7 @@ from mmzero.checkpoint.sharded.reader import METADATA
 from mmzero.engines import on_rank0, together
 from mmzero.errors import CheckpointError
 
-REST = 'rest.pth'
+REST_FILE = 'rest.pth'
 
 
 def save_sharded(tensors: dict[str, Tensor], rest: dict[str, Any], folder: str | os.PathLike) -> None:
@@ -113,12 +113,12 @@ def _finish(target: Path, everyones: list[dict], rest: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(rest, buffer)
     # Not by torch, which says "unexpected pos" of a full disk.
-    with open(part / REST, 'wb') as file:
+    with open(part / REST_FILE, 'wb') as file:
         file.write(buffer.getbuffer())
         file.flush()
         os.fsync(file.fileno())
     sums = {name: value for own in everyones for name, value in own.items()}
-    commit(target, {**sums, **sums_of(part, [REST, METADATA])}, sorted(rest))
+    commit(target, {**sums, **sums_of(part, [REST_FILE, METADATA])}, sorted(rest))
 
 
 def _first(error: dcp.api.CheckpointException) -> str:

@@ -49,7 +49,7 @@ class HuggingFaceCausalLM(BaseModel):
     ) -> None:
         super().__init__(data_preprocessor=data_preprocessor, init_cfg=init_cfg)
         transformers = _import_transformers()
-        made = _configuration(config, transformers) if pretrained is None else _of_folder(pretrained, config or {})
+        made = _configuration(config, transformers) if pretrained is None else _of_folder(pretrained, config)
         self.pretrained = pretrained
         self.llm = transformers.AutoModelForCausalLM.from_config(made)
         self.has_adapters = peft is not None
@@ -121,15 +121,24 @@ def _import_transformers() -> Any:
     return transformers
 
 
-def _of_folder(pretrained: str, changes: Mapping) -> Any:
+def _of_folder(pretrained: str, changes: Any) -> Any:
+    changes = {} if changes is None else changes
+    if not isinstance(changes, Mapping):
+        raise ValueError(f"config: got {changes!r}; expected a dict of what differs, such as dict(dtype='bfloat16')")
     load = _import_transformers().AutoConfig.from_pretrained
+    fields = {key: value for key, value in changes.items() if key != 'model_type'}
     try:
-        return load(pretrained, local_files_only=True, **changes)
+        made, unknown = load(pretrained, local_files_only=True, return_unused_kwargs=True, **fields)
     except (OSError, ValueError) as error:
         raise ValueError(
             f'pretrained: {pretrained!r} is no folder that save_pretrained of transformers has written ({error}); '
             'nothing is downloaded'
         ) from error
+    if changes.get('model_type', made.model_type) != made.model_type:
+        raise ValueError(f'config.model_type: got {changes["model_type"]!r}; {pretrained} is of {made.model_type!r}')
+    for name in unknown:
+        raise ValueError(f'config.{name}: {type(made).__name__} has no such field{near_names(name, made.to_dict())}')
+    return made
 
 
 def _causal(config: Any) -> Any:

@@ -28,7 +28,7 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.training import compare, train
 from tests.integrations.huggingface.test_causal_lm import GPT2, LLAMA, tokens
 from tests.models import TINY_DINO, detection_batch, image_batch
-from tests.vectors import vector_runner
+from tests.vectors import loader, vector_runner
 
 pytestmark = pytest.mark.zoo
 
@@ -314,15 +314,8 @@ class Tokens(torch.utils.data.Dataset):
 
 
 def runner_of(folder: str, pretrained: str, epochs: int, stage: int = 3, **changes: Any) -> Any:
-    loader = dict(
-        dataset=Tokens(),
-        batch_size=2,
-        num_workers=0,
-        sampler=dict(type='DefaultSampler', shuffle=False),
-        collate_fn=dict(type='default_collate'),
-    )
     settings = dict(
-        train_dataloader=loader,
+        train_dataloader=loader(Tokens()),
         val_dataloader=None,
         val_cfg=None,
         val_evaluator=None,

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,19 @@ def test_wrong_calls_are_refused() -> None:
 def test_wrong_configs_are_refused(config: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HuggingFaceCausalLM(config)
+
+
+def test_wrong_changes_of_a_folder_are_refused(tmp_path: Path) -> None:
+    build(LLAMA).llm.save_pretrained(tmp_path)
+    for changes, message in [
+        (dict(dtyp='bfloat16'), "config.dtyp: LlamaConfig has no such field; did you mean 'dtype'"),
+        (dict(model_type='gpt2'), "config.model_type: got 'gpt2'; .* is of 'llama'"),
+        ('llama', "config: got 'llama'; expected a dict of what differs"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            HuggingFaceCausalLM(changes, pretrained=str(tmp_path))
+    made = HuggingFaceCausalLM(dict(model_type='llama', torch_dtype='bfloat16'), pretrained=str(tmp_path))
+    assert {param.dtype for param in made.parameters()} == {torch.bfloat16}
 
 
 def test_other_names_of_fields_that_transformers_reads() -> None:
