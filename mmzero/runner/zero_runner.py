@@ -35,8 +35,15 @@ from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model, latest_checkpoint
 from mmzero.runner.joint_loops import JointLoopsMixin
+from mmzero.runner.run_facts import batch_size_of
 from mmzero.runner.several import build_several, check_built, is_several
-from mmzero.runner.translate import ALIASES, becomes_bfloat16, translate_optim_wrapper, wrapper_fields
+from mmzero.runner.translate import (
+    ALIASES,
+    becomes_bfloat16,
+    translate_optim_wrapper,
+    with_engine_options,
+    wrapper_fields,
+)
 from mmzero.wrappers import ZeroModelWrapper
 
 T = TypeVar('T')
@@ -76,7 +83,12 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # None is the default of all arguments that have one.
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name == 'default_scope'}
         faults = Faults()
-        optim_wrapper = kwargs.get('optim_wrapper')
+        # Where the engine's own options say more than the config does.
+        optim_wrapper = with_engine_options(
+            kwargs.get('optim_wrapper'), kwargs.get('model_wrapper_cfg') or cfg.get('model_wrapper_cfg')
+        )
+        if optim_wrapper is not None:
+            kwargs['optim_wrapper'] = optim_wrapper
         bfloat16 = becomes_bfloat16(optim_wrapper)
         translated = translate_optim_wrapper(optim_wrapper, faults)
         self._given = given = {name: value for name, value in kwargs.items() if value is not None}
@@ -290,6 +302,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self._load_before_sharding(model)
         inner = bare_model(model)
         self._wrapper = MODEL_WRAPPERS.build(dict(self._wrapper_fields, type='ZeroModelWrapper', module=inner))
+        self._wrapper.engine.batch_size = batch_size_of({**self.cfg, **self._given})
         # One that merges test-time augmentations calls the model inside, which is sharded in place.
         self.model = self._wrapper if inner is model else model
         if inner is not model:
