@@ -7,9 +7,11 @@ same. 'auto', as the Hugging Face integration has it, says nothing.
 """
 
 import copy
+import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from mmzero.config.reader import DTYPES, Faults, is_number
@@ -34,17 +36,27 @@ def engine_options(value: Any) -> dict[str, Any] | None:
 def _from_file(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding='utf-8') as file:
-            found = json.load(file, object_pairs_hook=_unique)
+            text = file.read()
     except OSError as error:
         raise ValueError(f'no file can be read there ({error.strerror}); give the path of a JSON file') from None
+    try:
+        found = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
-        raise ValueError(f'no JSON: line {error.lineno}, column {error.colno}: {error.msg}') from None
+        found = _with_comments(text, error)
     if not isinstance(found, dict):
         raise ValueError(f'the file holds a {type(found).__name__}; expected an object')
     return found
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _with_comments(text: str, error: json.JSONDecodeError) -> Any:
+    """As DeepSpeed reads its files: with comments, and commas that nothing follows."""
+    with suppress(ImportError, ValueError):
+        return importlib.import_module('hjson').loads(text, object_pairs_hook=_unique)
+    raise ValueError(f'no JSON: line {error.lineno}, column {error.colno}: {error.msg}')
+
+
+def _unique(pairs: Any) -> dict[str, Any]:
+    pairs = list(pairs.items()) if isinstance(pairs, Mapping) else pairs
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

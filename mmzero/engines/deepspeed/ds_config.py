@@ -42,6 +42,7 @@ def ds_config(config: ZeroConfig, model: nn.Module, training: Training) -> dict[
         data_types=dict(grad_accum_dtype='fp32'),
         steps_per_print=None,
         wall_clock_breakdown=False,
+        log_level='warning',
     )
     passed = {
         name: value

@@ -20,7 +20,7 @@ from mmzero.engines.deepspeed.groups import AllGroups
 from mmzero.engines.deepspeed.local_parts import FragmentParts
 from mmzero.engines.deepspeed.loss_scale import Scaler
 from mmzero.engines.deepspeed.optimizer_state import gather_state, scatter_state
-from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank
+from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank, without_memory_reports
 from mmzero.engines.deepspeed.precision import HALF, HalfPrecision, autocast_inside
 from mmzero.engines.deepspeed.refusals import (
     check_autocast,
@@ -117,7 +117,7 @@ class DeepSpeedEngine(Engine):
         if dtype in HALF:
             self.half = HalfPrecision(model, dtype, self.device.type)
             self.weights.keep_float32()
-        with known_local_rank(self.device):
+        with known_local_rank(self.device), without_memory_reports():
             self.runtime, self.zero, *_ = self.deepspeed.initialize(
                 model=model, optimizer=optimizer, config=settings, dist_init_required=False
             )

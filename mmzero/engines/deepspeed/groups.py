@@ -35,6 +35,13 @@ class AllGroups(Optimizer):
         groups = [dict(group, params=params) for group, params in zip(self.param_groups, self.params, strict=True)]
         return SimpleNamespace(param_groups=groups)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: DeepSpeed's step empties its gradients, whose buffers on the host it goes on to use.
+
+        Args:
+            set_to_none (bool): As torch's.
+        """
+
     def step(self, closure: Any = None) -> Any:
         """DeepSpeed steps.
 

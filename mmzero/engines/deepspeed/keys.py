@@ -38,6 +38,7 @@ HINTS = {
     'max_grad_norm': 'optim_wrapper.clip_grad, or gradient_clipping',
     'mixed_precision': 'optim_wrapper.dtype, or bf16.enabled',
     'dtype': 'optim_wrapper.dtype, or bf16.enabled',
+    'thread_count': 'intra_op_parallelism',
 }
 """Keys that circulate in notes and that DeepSpeed does not have in this form, with what is meant."""
 

@@ -168,12 +168,12 @@ def check_autocast(dtype: torch.dtype | None, config: ZeroConfig) -> None:
                 f'{"to " + str(dtype) if reduced else "off"}; set optim_wrapper.dtype to the same dtype'
             ]
         )
-    if reduced and stored not in HALF and config.stage == 3:
+    if reduced and stored is None and config.stage == 3:
         raise ConfigError(
             [
                 f'{_PATH}.precision.param_dtype: autocast to {dtype} over parameters gathered in float32 keeps a '
                 '16-bit copy of every weight until backward, which undoes stage 3; set precision=dict(param_dtype=...) '
-                'to the same dtype (ZeroRunner does it by itself), or use stage 2'
+                "to the same dtype (ZeroRunner does it by itself), or to 'float32' if that is meant, or use stage 2"
             ]
         )
     if dtype == torch.float16 and stored not in HALF:
