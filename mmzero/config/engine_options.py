@@ -171,6 +171,10 @@ def fill_from_options(cfg: Mapping[str, Any], path: str, faults: Faults) -> dict
         options = without_auto(engine_options(cfg.get('engine_options')) or {})
     except ValueError:
         return filled  # named with the other fields
+    both = [name for name in DTYPE_SECTIONS if section(options, name).get('enabled') is True]
+    if len(both) > 1:
+        faults.add(f'{path}.engine_options', f'{" and ".join(both)} are enabled; enable one')
+        return filled
     for place, name, sub, value in wrapper_fields_of(options):
         given = filled.get(name)
         if sub and not (given is None or isinstance(given, Mapping)):

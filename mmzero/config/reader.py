@@ -84,7 +84,8 @@ class Faults:
             ConfigError: If a fault was noted.
         """
         if self.lines:
-            raise ConfigError(self.lines)
+            # Some are found in several ways.
+            raise ConfigError(list(dict.fromkeys(self.lines)))
 
 
 def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:

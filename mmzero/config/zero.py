@@ -137,6 +137,11 @@ class OffloadConfig:
         """Whether anything goes to host memory."""
         return 'cpu' in (self.params, self.optimizer)
 
+    @property
+    def to_disk(self) -> bool:
+        """Whether anything goes to a disk."""
+        return 'nvme' in (self.params, self.optimizer)
+
 
 @dataclass(frozen=True)
 class ZeroConfig:

@@ -230,8 +230,15 @@ def faults(found: dict[Cell, dict[str, float]]) -> list[str]:
 HALF_BOUND = 1.5
 
 
-def half_on_rank(cells: Sequence[Cell], dtype: str, seeds: int) -> list[dict[str, float]]:
-    """Runs on every rank: distances to fp32 DDP of DDP under autocast, then of each cell, summed over seeds."""
+def half_on_rank(cells: Sequence[Cell], dtype: str, seeds: int, stored: str | None = None) -> list[dict[str, float]]:
+    """Runs on every rank: distances to fp32 DDP of DDP under autocast, then of each cell, summed over seeds.
+
+    Args:
+        cells (Sequence[Cell]): The cells.
+        dtype (str): Of autocast.
+        seeds (int): Runs of each.
+        stored (str, optional): Of the units' parameters. Defaults to None: that of autocast.
+    """
     sums: dict[Cell | None, Counter] = defaultdict(Counter)
     optim: dict[str, Any] = dict(dtype=dtype)
     if dtype == 'float16':
@@ -241,7 +248,7 @@ def half_on_rank(cells: Sequence[Cell], dtype: str, seeds: int) -> list[dict[str
         exact = cells[0].reference.run(seed=seed)
         sums[None].update(distance(cells[0].reference.run(seed=seed, optim=optim), exact))
         for cell in cells:
-            found = cell.run(seed=seed, optim=optim, wrapper=dict(precision=dict(param_dtype=dtype)))
+            found = cell.run(seed=seed, optim=optim, wrapper=dict(precision=dict(param_dtype=stored or dtype)))
             sums[cell].update(distance(found, exact))
     return [dict(sums[cell]) for cell in (None, *cells)]
 

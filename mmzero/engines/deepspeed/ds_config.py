@@ -92,6 +92,25 @@ def _offload(config: ZeroConfig) -> dict[str, Any]:
     return found
 
 
+def on_disk(settings: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Have swap files in another folder.
+
+    Args:
+        settings (Mapping[str, Any]): DeepSpeed's config.
+        folder (str): This process's.
+
+    Returns:
+        dict[str, Any]: A new config.
+    """
+    zero = settings['zero_optimization']
+    places = {
+        name: dict(nvme_path=folder)
+        for name in ('offload_param', 'offload_optimizer')
+        if isinstance(zero.get(name), Mapping) and zero[name].get('device') == 'nvme'
+    }
+    return merged(settings, dict(zero_optimization=places))
+
+
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Put one nested dict over another.
 

@@ -13,7 +13,7 @@ from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.base import Engine, assert_bound
 from mmzero.engines.buffers import BufferBroadcast
 from mmzero.engines.deepspeed.agreement import check_training
-from mmzero.engines.deepspeed.ds_config import ds_config, max_norm
+from mmzero.engines.deepspeed.ds_config import ds_config, max_norm, on_disk
 from mmzero.engines.deepspeed.following import FollowingModules
 from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.groups import AllGroups
@@ -26,9 +26,11 @@ from mmzero.engines.deepspeed.refusals import (
     check_autocast,
     check_clip,
     check_config,
+    check_disk,
     check_model,
     check_optimizer,
 )
+from mmzero.engines.deepspeed.swap import SwapFolder
 from mmzero.engines.deepspeed.weights import Weights
 from mmzero.engines.gradients import describe_losses
 from mmzero.engines.local_parts import LocalParts
@@ -68,6 +70,8 @@ class DeepSpeedEngine(Engine):
         super().__init__(config, device)
         self.deepspeed = import_deepspeed(device.type)
         check_config(config, self.deepspeed)
+        if config.offload.to_disk:
+            check_disk(self.deepspeed)
         self.training = Training()
         # deepspeed's own engine and its ZeRO optimizer, once bound.
         self.runtime: Any = None
@@ -112,6 +116,9 @@ class DeepSpeedEngine(Engine):
         model = self._model()
         check_optimizer(optimizer)
         settings = ds_config(self.config, model, self.training)
+        if self.config.offload.to_disk:
+            self.swap = SwapFolder(str(self.config.offload.nvme_path))
+            settings = on_disk(settings, str(self.swap.path))
         self.groups = AllGroups(optimizer)
         dtype = self.config.precision.param_dtype
         if dtype in HALF:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mmzero.config import ZeroConfig, section, without_auto
+from mmzero.engines.deepspeed.build_lock import check_build_locks
 from mmzero.engines.deepspeed.keys import key_faults
 from mmzero.engines.deepspeed.precision import HALF
 from mmzero.engines.fsdp2.trial import ELEMENTWISE
@@ -66,6 +67,22 @@ def _faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
         yield f'{_PATH}.precision.param_dtype: {why}'
 
 
+def check_disk(deepspeed: Any) -> None:
+    """Refuse a disk where DeepSpeed's operator for it cannot be built, or waits for a build that was killed.
+
+    Args:
+        deepspeed: The package.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    builder = deepspeed.accelerator.get_accelerator().create_op_builder('AsyncIOBuilder')
+    if builder is None or not builder.is_compatible(verbose=False):
+        why = "DeepSpeed cannot build its operator async_io, for which 'nvme' needs libaio (libaio-dev, libaio-devel)"
+        raise ConfigError([f"{_PATH}.offload: {why}; install it and ninja, or use 'cpu'"])
+    check_build_locks([builder.name])
+
+
 def _is_on(part: Any) -> bool:
     return isinstance(part, Mapping) and bool(part.get('enabled'))
 
@@ -110,10 +127,6 @@ def _option_faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
             yield f'{OPTIONS}.{name}: {why}'
     for path, why in key_faults(options, deepspeed):
         yield f'{OPTIONS}.{path}: {why}'
-    zero = section(options, 'zero_optimization')
-    if zero.get('offload_param') and section(zero, 'offload_param').get('device', 'none') != 'none':
-        if config.stage != 3:
-            yield f'{OPTIONS}.zero_optimization.offload_param: needs stage 3, got stage={config.stage}; remove it'
     if section(options, 'data_types').get('grad_accum_dtype') not in (None, 'fp32', 'bf16', 'fp16'):
         yield f"{OPTIONS}.data_types.grad_accum_dtype: allowed: 'fp32', 'bf16', 'fp16'"
 

@@ -77,7 +77,7 @@ def attributes(engine: Any) -> dict[str, Any]:
         data_types=dict(grad_accum_dtype=config.grad_accum_dtype),
         bf16=config.bfloat16_config.model_dump(),
         fp16=dict(config.float16_config.model_dump(), enabled=config.float16_config.enabled),
-        zero_optimization=dict(zero, cpu_offload=bool(zero['cpu_offload'])),
+        zero_optimization=dict(zero, cpu_offload=bool(zero.get('cpu_offload'))),
     )
 
 
