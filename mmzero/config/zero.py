@@ -120,7 +120,7 @@ class OffloadConfig:
     """What leaves the GPU between its uses.
 
     An optimizer steps where its parameters lie, so that FSDP2 keeps shards, their gradients and the optimizer's state
-    together: either of the two fields moves all three.
+    together: either of the two fields moves all three. DeepSpeed steps masters of its own: the fields are two things.
 
     Args:
         params (str, optional): Where parameters go: 'cpu' or 'nvme'. Defaults to None: they stay.

@@ -21,7 +21,7 @@ def check_build_locks(operators: Iterable[str]) -> None:
         operators (Iterable[str]): Names of the operators that will be loaded, as 'async_io'.
 
     Raises:
-        ConfigError: If there is a lock that no process of this machine holds; it lists all of them.
+        ConfigError: If there is a lock that no process of this machine is seen to hold; it lists all of them.
     """
     left = [lock for name in operators if (lock := _folder(name) / 'lock').exists() and not _is_held(lock)]
     if left:
@@ -45,7 +45,7 @@ def _folder(operator: str) -> Path:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a process of this machine has it open; also where that cannot be told."""
+    """Whether a process of this machine has it open, of those whose files this one may see."""
     return any(_opens(process, lock) for process in _processes())
 
 
@@ -56,8 +56,6 @@ def _processes() -> Iterator[Path]:
 def _opens(process: Path, lock: Path) -> bool:
     try:
         return any(os.path.samefile(link, lock) for link in (process / 'fd').iterdir() if link.exists())
-    except FileNotFoundError:
-        # It has ended.
+    except OSError:
+        # It has ended, or is another user's.
         return False
-    except PermissionError:
-        return True
