@@ -14,7 +14,7 @@ from mmzero.engines.base import Engine, assert_bound
 from mmzero.engines.buffers import BufferBroadcast
 from mmzero.engines.deepspeed.agreement import check_training
 from mmzero.engines.deepspeed.ds_config import ds_config, max_norm, on_disk
-from mmzero.engines.deepspeed.following import FollowingModules
+from mmzero.engines.deepspeed.following import FollowingModules, without_preprocessor
 from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.groups import AllGroups
 from mmzero.engines.deepspeed.local_parts import FragmentParts
@@ -124,7 +124,7 @@ class DeepSpeedEngine(Engine):
         if dtype in HALF:
             self.half = HalfPrecision(model, dtype, self.device.type)
             self.weights.keep_float32()
-        with known_local_rank(self.device), without_memory_reports():
+        with known_local_rank(self.device), without_memory_reports(), without_preprocessor(model):
             self.runtime, self.zero, *_ = self.deepspeed.initialize(
                 model=model, optimizer=optimizer, config=settings, dist_init_required=False
             )

@@ -8,6 +8,7 @@ and after, without computing.
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,30 @@ from typing_extensions import override
 
 from mmzero.engines.fsdp2.following import Following
 from mmzero.engines.loops import Loop
+
+
+@contextmanager
+def without_preprocessor(model: nn.Module) -> Iterator[None]:
+    """Hide a model's data preprocessor, which runs before its forward, unless it has parameters.
+
+    Args:
+        model (nn.Module): The model; it is as before afterwards.
+
+    Yields:
+        None: Inside, the model has none.
+    """
+    children = dict(model._modules)
+    preprocessor = children.get('data_preprocessor')
+    if preprocessor is None or any(True for _ in preprocessor.parameters()):
+        yield
+        return
+    del model._modules['data_preprocessor']
+    try:
+        yield
+    finally:
+        # In the order from before.
+        model._modules.clear()
+        model._modules.update(children)
 
 
 class FollowingModules(Following):
@@ -30,7 +55,8 @@ class FollowingModules(Following):
 
     def __init__(self, model: nn.Module, offload: Any, loop: Loop, present: Sequence[bool]) -> None:
         is_forward_alone: Any = SimpleNamespace(methods=())
-        super().__init__([(module, is_forward_alone) for module in model.modules()], loop, present)
+        hooked = [module for module in model.modules() if hasattr(module, 'ds_id')]
+        super().__init__([(module, is_forward_alone) for module in hooked], loop, present)
         self.model = model
         self.offload = offload
 

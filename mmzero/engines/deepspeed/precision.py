@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmzero.engines.batch_norms import teach_autocast_batch_norms
 from mmzero.engines.cpu_norms import teach_autocast_norms
 from mmzero.engines.evaluation import units_alone_in
 
@@ -36,6 +37,7 @@ class HalfPrecision:
     def __init__(self, model: nn.Module, dtype: torch.dtype, device_type: str) -> None:
         if device_type == 'cpu':
             teach_autocast_norms()
+        teach_autocast_batch_norms(device_type)
         self.device_type = device_type
         self.holders = [(module, dtype, ()) for module in model.modules() if any(True for _ in module._parameters)]
         for module in model.modules():
