@@ -24,7 +24,8 @@ class Plain(ToyModel):
     def __init__(self) -> None:
         super().__init__(scalar=False)
         del self.unused
-        self.stem = torch.nn.Sequential(self.stem, torch.nn.BatchNorm1d(12))
+        # A bias before a norm has no gradient but noise.
+        self.stem = torch.nn.Sequential(torch.nn.Linear(12, 12, bias=False), torch.nn.BatchNorm1d(12))
 
 
 def run(folder: str, engine: str, stage: int, epochs: int, half: bool = False, **changes: Any) -> Any:

@@ -133,11 +133,11 @@ class Fragments:
         if hasattr(self.zero, 'update_lp_params'):
             self.zero.update_lp_params()
             return
+        # As its step does: what a forward has left gathered would keep the values from before.
+        self.zero._partition_all_parameters()
         for group in range(len(self.zero.fp16_groups)):
             self.zero._reassign_or_swap_out_partitioned_parameters(group)
         if self.zero.persistent_parameters:
-            for param in self.zero.persistent_parameters:
-                param.partition(has_been_updated=False)
             self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
 
 
