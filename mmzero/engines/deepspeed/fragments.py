@@ -7,8 +7,6 @@ flat tensor that the optimizer steps; its state has tensors of the same shape. S
 read a weight, or an entry of the state, and to write it, whichever class of DeepSpeed's made it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,27 +74,6 @@ class Fragments:
     def entries(self, group: int) -> dict[str, Any]:
         """The optimizer's state of a group."""
         return self.zero.optimizer.state.get(self.flat(group), {})
-
-    @contextmanager
-    def held(self, param: nn.Parameter, writes: bool = False) -> Iterator[None]:
-        """Have a parameter's flat tensor and its state in memory, where they are swapped out between steps.
-
-        Args:
-            param (nn.Parameter): The parameter.
-            writes (bool): Whether they are changed. Defaults to False.
-
-        Yields:
-            None: Inside, they are there.
-        """
-        group, zero = self.of[param].group, self.zero
-        if not getattr(zero, 'swap_optimizer', False) or not zero._swappable_optimizer_subgroup(group):
-            yield
-            return
-        zero._optimizer_states_and_gradient_swap_in(group)
-        try:
-            yield
-        finally:
-            (zero._optimizer_states_and_gradient_swap_out if writes else zero._release_swap_buffers)(group)
 
     def gather(self, param: nn.Parameter, part: Tensor) -> Tensor | None:
         """Join the runs of all ranks. Collective.

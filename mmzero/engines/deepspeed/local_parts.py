@@ -21,17 +21,9 @@ class FragmentParts(LocalParts):
         model (nn.Module): The model.
         weights (Weights): The model's.
         fragments (Fragments): What this rank holds.
-
-    Raises:
-        PlanError: If the optimizer's weights lie on a disk between steps.
     """
 
     def __init__(self, model: nn.Module, weights: Weights, fragments: Fragments) -> None:
-        if getattr(fragments.zero, 'swap_optimizer', False):
-            raise PlanError(
-                "model_wrapper_cfg.offload.optimizer: 'nvme' leaves no weights in memory that a hook could average; "
-                "use 'cpu', or remove the hook"
-            )
         self._weights = weights
         self._fragments = fragments
         self._own = dict(model.named_parameters(remove_duplicate=False))

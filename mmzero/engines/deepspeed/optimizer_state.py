@@ -43,13 +43,12 @@ def _all(groups: AllGroups) -> list[nn.Parameter]:
 def _gather_entries(param: nn.Parameter, fragments: Fragments) -> dict[str, Any]:
     fragment = fragments.of[param]
     found: dict[str, Any] = {}
-    with fragments.held(param):
-        flat = fragments.flat(fragment.group)
-        for name, value in fragments.entries(fragment.group).items():
-            if isinstance(value, Tensor) and value.shape == flat.shape:
-                found[name] = fragments.gather(param, fragment.of(value))
-            else:
-                found[name] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
+    flat = fragments.flat(fragment.group)
+    for name, value in fragments.entries(fragment.group).items():
+        if isinstance(value, Tensor) and value.shape == flat.shape:
+            found[name] = fragments.gather(param, fragment.of(value))
+        else:
+            found[name] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
     return found
 
 
@@ -134,28 +133,27 @@ def _scatter_entries(
     param: nn.Parameter, fragments: Fragments, entries: dict[str, Any], plain: dict[int, dict], source: dict[str, Any]
 ) -> None:
     fragment = fragments.of[param]
-    with fragments.held(param, writes=True):
-        flat = fragments.flat(fragment.group)
-        state = fragments.zero.optimizer.state.setdefault(flat, {})
-        if not entries:
-            state.clear()
-        for name, value in plain[fragment.group].items():
-            state[name] = value.clone() if isinstance(value, Tensor) else value
-        for name, entry in entries.items():
-            if not isinstance(entry, _Shaped):
-                continue
-            if entry.shape != fragment.shape:
-                raise CheckpointError(
-                    f"{name} of the checkpoint's optimizer has shape {tuple(entry.shape)}, the parameter "
-                    f'{tuple(fragment.shape)}: another optimizer, or another order of parameters; {ADVICE}'
-                )
-            whole = torch.empty(entry.shape, dtype=entry.dtype, device=fragments.device)
-            if dist.get_rank() == 0:
-                whole.copy_(source[name])
-            dist.broadcast(whole, src=0)
-            if name not in state or not isinstance(state[name], Tensor) or state[name].shape != flat.shape:
-                state[name] = torch.zeros_like(flat, dtype=entry.dtype, requires_grad=False)
-            fragment.of(state[name]).copy_(fragments.cut(param, whole))
+    flat = fragments.flat(fragment.group)
+    state = fragments.zero.optimizer.state.setdefault(flat, {})
+    if not entries:
+        state.clear()
+    for name, value in plain[fragment.group].items():
+        state[name] = value.clone() if isinstance(value, Tensor) else value
+    for name, entry in entries.items():
+        if not isinstance(entry, _Shaped):
+            continue
+        if entry.shape != fragment.shape:
+            raise CheckpointError(
+                f"{name} of the checkpoint's optimizer has shape {tuple(entry.shape)}, the parameter "
+                f'{tuple(fragment.shape)}: another optimizer, or another order of parameters; {ADVICE}'
+            )
+        whole = torch.empty(entry.shape, dtype=entry.dtype, device=fragments.device)
+        if dist.get_rank() == 0:
+            whole.copy_(source[name])
+        dist.broadcast(whole, src=0)
+        if name not in state or not isinstance(state[name], Tensor) or state[name].shape != flat.shape:
+            state[name] = torch.zeros_like(flat, dtype=entry.dtype, requires_grad=False)
+        fragment.of(state[name]).copy_(fragments.cut(param, whole))
 
 
 def _link(zero: Any) -> None:

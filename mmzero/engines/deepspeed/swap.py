@@ -6,12 +6,12 @@ own, with a file in it that it holds locked. The folder is removed when the proc
 is killed leaves it; the next one that starts on the same disk removes every folder that nobody holds.
 """
 
-import atexit
 import fcntl
 import os
 import shutil
 import signal
 import tempfile
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,7 +40,8 @@ class SwapFolder:
             why = f'{error.strerror}; give a folder on a local disk that can be written into'
             raise ConfigError([f'model_wrapper_cfg.offload.nvme_path: got {root!r}; {why}']) from error
         self._held: IO[str] | None = _hold(self.path)
-        atexit.register(self.remove)
+        # As atexit, and at the end of a process that multiprocessing has started.
+        Finalize(None, self.remove, exitpriority=0)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             # Whoever has a handler of their own ends the process in an ordinary way, or does not end it.
             signal.signal(signal.SIGTERM, self._end)

@@ -60,8 +60,7 @@ class Weights:
 
     def _write_master(self, param: nn.Parameter, whole: Tensor) -> None:
         fragments: Fragments = self.fragments  # type: ignore[assignment]
-        with fragments.held(param, writes=True):
-            fragments.own(param).copy_(fragments.cut(param, whole))
+        fragments.own(param).copy_(fragments.cut(param, whole))
 
     def whole(self, tensors: list[Any], modifier_rank: int | None = None) -> AbstractContextManager:
         """Have tensors whole on every rank, where they are parameters of stage 3.
@@ -101,8 +100,7 @@ class Weights:
     def _gather(self, tensor: Tensor, part: Tensor | None) -> Tensor | None:
         param: Any = tensor
         if self.fragments is not None and tensor in self.fragments.of:
-            with self.fragments.held(param):
-                return self.fragments.gather(param, self.fragments.own(param) if part is None else part)
+            return self.fragments.gather(param, self.fragments.own(param) if part is None else part)
         with self.whole([tensor]):
             full = gather(tensor)
         exact = self._frozen.get(param)
