@@ -146,9 +146,9 @@ def optim_fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
         found['clip_grad'] = dict(max_norm=clipping)
     if type(steps) is int and steps > 1:
         found['accumulative_counts'] = steps
-    for name, dtype in DTYPE_SECTIONS.items():
-        if section(options, name).get('enabled') is True:
-            found['dtype'] = dtype
+    dtypes = [dtype for name, dtype in DTYPE_SECTIONS.items() if section(options, name).get('enabled') is True]
+    if len(dtypes) == 1:
+        found['dtype'] = dtypes[0]
     scale = section(options, 'fp16').get('loss_scale', 0)
     if found.get('dtype') == 'float16' and is_number(scale) and scale > 0:
         found['loss_scale'] = scale

@@ -35,16 +35,14 @@ def trained(offload: dict[str, Any], half: bool) -> tuple[list[float], dict[str,
 
 
 def compared(folder: str, half: bool) -> Faults:
-    disk = dict(nvme_path=folder)
-    wanted, weights = trained(dict(params='cpu', optimizer='cpu'), half)
     found: Faults = {}
-    for name, offload in {
-        'parameters': dict(params='nvme', **disk),
-        'parameters, and the optimizer on the host': dict(params='nvme', optimizer='cpu', **disk),
-    }.items():
-        losses, own = trained(offload, half)
-        found[name] = [] if losses == wanted else [f'losses {losses}, not {wanted}']
-        found[name] += [key for key, value in weights.items() if not torch.equal(value, own[key])]
+    for optimizer in (None, 'cpu'):
+        wanted, weights = trained(dict(params='cpu', optimizer=optimizer), half)
+        losses, own = trained(dict(params='nvme', optimizer=optimizer, nvme_path=folder), half)
+        found[f'optimizer: {optimizer}'] = [] if losses == wanted else [f'losses {losses}, not {wanted}']
+        found[f'optimizer: {optimizer}'] += [
+            name for name, value in weights.items() if not torch.equal(value, own[name])
+        ]
     return found
 
 

@@ -59,6 +59,9 @@ def _faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
         )
     if config.offload.params is not None and config.stage != 3:
         yield f'{_PATH}.offload.params: DeepSpeed has it at stage 3 only, got stage={config.stage}; remove it'
+    if config.offload.optimizer == 'nvme':
+        why = "'nvme' is not supported yet, since what is swapped out could not be saved; use 'cpu', with params='nvme'"
+        yield f'{_PATH}.offload.optimizer: {why}'
     if (
         config.precision.param_dtype == torch.float16
         and not deepspeed.accelerator.get_accelerator().is_fp16_supported()
