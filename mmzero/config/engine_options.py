@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from mmzero.config.reader import DTYPES, Faults, is_number
@@ -50,9 +49,15 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _with_comments(text: str, error: json.JSONDecodeError) -> Any:
     """As DeepSpeed reads its files: with comments, and commas that nothing follows."""
-    with suppress(ImportError, ValueError):
-        return importlib.import_module('hjson').loads(text, object_pairs_hook=_unique)
-    raise ValueError(f'no JSON: line {error.lineno}, column {error.colno}: {error.msg}')
+    told = f'no JSON: line {error.lineno}, column {error.colno}: {error.msg}'
+    try:
+        hjson = importlib.import_module('hjson')
+    except ImportError:
+        raise ValueError(told) from None
+    try:
+        return hjson.loads(text, object_pairs_hook=_unique)
+    except hjson.HjsonDecodeError:
+        raise ValueError(told) from None
 
 
 def _unique(pairs: Any) -> dict[str, Any]:
