@@ -6,19 +6,20 @@ from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
 from mmzero.checkpoint.read import placeholders, read_checkpoint, safe_loading
+from mmzero.checkpoint.safetensors_files import is_safetensors
 from mmzero.checkpoint.sharded import (
     BackgroundSave,
     SavedTensor,
     check_files,
+    contents_of,
     is_sharded,
-    load_rest,
+    is_whole,
     load_saved,
     newest_complete,
     optimizer_prefix,
     save_sharded,
     split,
     state_of,
-    tensors_in,
     to_load,
 )
 from mmzero.checkpoint.write import write_checkpoint
@@ -29,14 +30,16 @@ __all__ = [
     'check_files',
     'clean_name',
     'clean_names',
+    'contents_of',
     'fitting_names',
     'fitting_state',
     'gather_random_states',
     'is_extra_state',
+    'is_safetensors',
     'is_sharded',
+    'is_whole',
     'load_extra_states',
     'load_into_real',
-    'load_rest',
     'load_saved',
     'matching_names',
     'message_hub_state',
@@ -53,7 +56,6 @@ __all__ = [
     'set_random_state',
     'split',
     'state_of',
-    'tensors_in',
     'to_load',
     'write_checkpoint',
 ]

@@ -20,13 +20,14 @@ from mmzero.checkpoint import (
     SavedTensor,
     check_files,
     clean_name,
+    contents_of,
     fitting_state,
     gather_random_states,
     is_extra_state,
+    is_safetensors,
     is_sharded,
     load_extra_states,
     load_into_real,
-    load_rest,
     load_saved,
     newest_complete,
     placeholders,
@@ -35,7 +36,6 @@ from mmzero.checkpoint import (
     read_checkpoint,
     save_sharded,
     split,
-    tensors_in,
     to_load,
     write_checkpoint,
 )
@@ -231,7 +231,7 @@ class CheckpointMixin(Runner):
             (_, known), self._read = self._read, None
             return known
         meet(f'load {filename}')
-        if is_sharded(filename):
+        if is_sharded(filename) or (self._wrapper is not None and is_safetensors(filename)):
             return self._load_shards(filename, strict, revise_keys)
         model = bare_model(self.model)
         # On every rank: it reshards gathered units.
@@ -254,7 +254,7 @@ class CheckpointMixin(Runner):
         """Load weights of which each rank reads what it holds."""
         if self._wrapper is None:
             raise RuntimeError(f'{folder} is a sharded checkpoint, which is loaded once the model is sharded')
-        box = [on_rank0(lambda: (load_rest(folder), tensors_in(folder)))]
+        box = [on_rank0(lambda: contents_of(folder))]
         dist.broadcast_object_list(box, src=0)
         rest, known = box[0]  # type: ignore[misc]
         check_files(folder)

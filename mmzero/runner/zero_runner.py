@@ -18,7 +18,7 @@ from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import BackgroundSave, is_sharded, nothing_loaded, pretrained_loading
+from mmzero.checkpoint import BackgroundSave, is_whole, nothing_loaded, pretrained_loading
 from mmzero.config import Faults, read_checkpoint_config
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
@@ -347,7 +347,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
                 self._resume = False
         if source is not None and not self._has_loaded:
             self._load_from = source
-            if is_sharded(source):
+            wanted = bare_model(model).state_dict()
+            if _from_rank0(lambda: is_whole(source, wanted)):
                 # Each rank reads its shards, once there are any.
                 return
             checkpoint = self.load_checkpoint(source)
