@@ -58,6 +58,9 @@ def prepared(config: str, work_dir: str, source: str, path: str | None) -> Confi
     cfg.model = without_pretrained(cfg.model)
     if source == 'init_cfg':
         cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=path, prefix='backbone.')
+        if 'convert_weights' in cfg.model.backbone:
+            # What is written has the names of mmdet's Swin.
+            cfg.model.backbone.convert_weights = False
     cfg.load_from = path if source in SOURCES[2:] else None
     cfg.work_dir, cfg.launcher = work_dir, 'pytorch'
     cfg.train_dataloader = dict(
