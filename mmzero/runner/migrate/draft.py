@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
 def _written(value: Any) -> str:
     if isinstance(value, Mapping) and all(isinstance(key, str) and key.isidentifier() for key in value):
         return f'dict({", ".join(f"{key}={_written(item)}" for key, item in value.items())})'
-    return repr(value)
+    return getattr(value, '__qualname__', None) or repr(value)
 
 
 class Draft:

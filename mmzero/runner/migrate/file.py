@@ -121,7 +121,7 @@ def _seen_from(folder: Path, name: str, old: Path) -> str:
 
 
 def _pretty(cfg: Mapping[str, Any]) -> str:
-    return Config(dict(cfg)).pretty_text
+    return Config(dict(cfg)).pretty_text.rstrip() + '\n'
 
 
 def write_config(text: str, target: str, cfg: Mapping[str, Any]) -> None:

@@ -74,3 +74,14 @@ def migrate_amp(draft: Draft) -> None:
         if wrapper.get('dtype') is None:
             why = "without one autocast was in float16, and is in bfloat16 now; dtype='float16' is the old way"
             draft.differs(f'{path}.dtype', None, why)
+
+
+def migrate_unused(draft: Draft) -> None:
+    """Let DDP, which stage 0 is, take parameters without a gradient, as the others did.
+
+    Args:
+        draft (Draft): Takes the outcome.
+    """
+    if draft.stage == 0 and draft.engine == 'fsdp2' and not draft.cfg.get('find_unused_parameters'):
+        why = 'DDP stops where a parameter has no gradient, and this did not; remove it where all of them have one'
+        draft.becomes('model_wrapper_cfg.stage', 0, {'model_wrapper_cfg.find_unused_parameters': True}, why)

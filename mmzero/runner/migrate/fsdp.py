@@ -40,7 +40,7 @@ def migrate_fsdp(draft: Draft, path: str, wrapper: Mapping[str, Any]) -> None:
         )
         draft.differs(f'{path}.auto_wrap_policy', None, why)
     answer_all(draft, path, given, FSDP_ANSWERS, OWNER)
-    _tell_of_accumulation(draft)
+    _tell_of_steps(draft)
 
 
 def _sharding_strategy(draft: Draft, path: str, value: Any) -> None:
@@ -213,8 +213,11 @@ FSDP_ANSWERS: dict[str, Answer] = {
 }
 
 
-def _tell_of_accumulation(draft: Draft) -> None:
+def _tell_of_steps(draft: Draft) -> None:
     for path, wrapper in draft.optimizers():
+        if wrapper.get('clip_grad') is not None and draft.stage > 0:
+            why = 'each rank clipped by the norm of its own shards; now the norm is that of all ranks, as under DDP'
+            draft.differs(f'{path}.clip_grad', wrapper['clip_grad'], why)
         count = wrapper.get('accumulative_counts', 1)
         if draft.stage in (2, 3) and isinstance(count, int) and count > 1:
             other = 'model_wrapper_cfg.no_sync=True' if draft.stage == 3 else 'model_wrapper_cfg.stage=1'

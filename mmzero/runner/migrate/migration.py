@@ -12,7 +12,7 @@ from mmzero.errors import ConfigError, near_names
 from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.migrate.deepspeed import migrate_deepspeed
 from mmzero.runner.migrate.draft import BECOMES, DIFFERS, LOST, NEEDLESS, Draft, Note
-from mmzero.runner.migrate.flexible import migrate_amp, migrate_runner
+from mmzero.runner.migrate.flexible import migrate_amp, migrate_runner, migrate_unused
 from mmzero.runner.migrate.fsdp import OWNER, migrate_fsdp
 from mmzero.runner.migrate.strategies import migrate_fsdp_strategy
 from mmzero.runner.migrate.values import plain
@@ -101,6 +101,7 @@ def migrate_config(cfg: Mapping[str, Any], *, engine: str = 'fsdp2', ranks_per_n
     else:
         migrate_fsdp(draft, 'model_wrapper_cfg', wrapper)
     migrate_amp(draft)
+    migrate_unused(draft)
     draft.faults.raise_if_any()
     return Migration(draft.cfg, tuple(draft.notes))
 
