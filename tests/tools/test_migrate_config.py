@@ -75,7 +75,7 @@ def _train(cfg: Config, work_dir: str) -> dict[str, Any]:
     states = [int(torch.as_tensor(state['step'])) for state in wrapper.optimizer.state.values()]
     param_dtype = engine.config.precision.param_dtype
     asks = engine.config.activation_checkpointing.is_asked
-    scaler = wrapper.state_dict().get('loss_scaler') or {}
+    scaler = engine.scaler_state()
     return dict(
         stage=engine.config.stage,
         dtype=None if param_dtype is None else str(param_dtype).removeprefix('torch.'),
