@@ -142,12 +142,15 @@ def _communication(draft: Draft, path: str, value: Any) -> None:
 
 
 def _scheduler(draft: Draft, path: str, value: Any) -> None:
-    draft.lost(path, value, "DeepSpeed changed the learning rate beside MMEngine's schedulers; say it in param_scheduler")
+    draft.lost(
+        path, value, "DeepSpeed changed the learning rate beside MMEngine's schedulers; say it in param_scheduler"
+    )
 
 
 _CHECKPOINTING = (
     'it sets up deepspeed.checkpointing, which MMEngine calls for no module. '
-    "model_wrapper_cfg.activation_checkpointing names what is recomputed; offload='cpu' there keeps inputs in host memory"
+    'model_wrapper_cfg.activation_checkpointing names what is recomputed, and with '
+    "offload='cpu' inputs are kept in host memory"
 )
 _LOGS = "MMEngine's hooks log; LoggerHook.interval says how often"
 _MONITORS = 'visualizer.vis_backends of MMEngine says where logs go'

@@ -40,9 +40,11 @@ def _migrate_optimizer(draft: Draft, path: str, optimizer: Any) -> None:
         for field in left_out:
             if field in optimizer:
                 _leave_out(draft, f'{path}.{field}', optimizer.pop(field), field)
-        draft.becomes(f'{path}.type', name, {f'{path}.type': instead}, "torch's, which needs no build; fused=True is fast")
+        draft.becomes(
+            f'{path}.type', name, {f'{path}.type': instead}, "torch's, which needs no build; fused=True is fast"
+        )
     elif name in OWN_OTHERS:
-        why = f"it is DeepSpeed's own and compresses or fuses what FSDP2 does not; choose another, or --engine deepspeed"
+        why = "it is DeepSpeed's own and compresses or fuses what FSDP2 does not; choose another, or --engine deepspeed"
         draft.lost(f'{path}.type', name, why)
 
 

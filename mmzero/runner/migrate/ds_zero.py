@@ -88,7 +88,9 @@ def _hierarchical(draft: Draft, path: str, value: Any) -> None:
     if value in (0, 1):
         draft.needless(path, value, 'it is off')
         return
-    draft.lost(path, value, f"say overrides=[dict(units='**', reshard_after_forward={value})]; it has to divide the ranks")
+    draft.lost(
+        path, value, f"say overrides=[dict(units='**', reshard_after_forward={value})]; it has to divide the ranks"
+    )
 
 
 def _ignore_unused(draft: Draft, path: str, value: Any) -> None:
@@ -107,12 +109,16 @@ def _quantized(draft: Draft, path: str, value: Any) -> None:
 
 
 def _leaf_module(draft: Draft, path: str, value: Any) -> None:
-    draft.lost(path, value, "say wrap_policy=dict(type='ModuleClassPolicy', classes=[...]), whose modules are gathered whole")
+    draft.lost(
+        path, value, "say wrap_policy=dict(type='ModuleClassPolicy', classes=[...]), whose modules are gathered whole"
+    )
 
 
 _UNITS = 'FSDP2 gathers and reduces unit by unit, as wrap_policy cuts them, while others compute'
 _SAVING = 'checkpoints are float32, and gathered tensor by tensor where they are one file'
-_PERSISTENT = 'small parameters are gathered with their unit; overrides=[dict(units=..., shard=False)] keeps units whole'
+_PERSISTENT = (
+    'small parameters are gathered with their unit; overrides=[dict(units=..., shard=False)] keeps units whole'
+)
 
 OFFLOAD_ANSWERS: dict[str, Answer] = {
     'pin_memory': needless('host memory is pinned where there is a GPU'),

@@ -142,6 +142,8 @@ def write_config(text: str, target: str, cfg: Mapping[str, Any]) -> None:
         Path(target).write_text(text, encoding='utf-8')
     except OSError as error:
         raise ConfigError([f'{target}: cannot be written: {error.strerror}']) from error
-    read = {key: value for key, value in plain(load_config(target).to_dict()).items() if key in cfg or value is not None}
+    read = {
+        key: value for key, value in plain(load_config(target).to_dict()).items() if key in cfg or value is not None
+    }
     if not _same(read, plain(cfg)):
         raise RuntimeError(f'{target} does not say what the migration made')

@@ -1,7 +1,6 @@
 """Fields that FlexibleRunner reads otherwise than ZeroRunner, and the runner itself."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from mmzero.runner.migrate.draft import Draft
 from mmzero.runner.translate import type_name

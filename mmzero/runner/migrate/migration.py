@@ -99,7 +99,7 @@ def migrate_config(cfg: Mapping[str, Any], *, engine: str = 'fsdp2', ranks_per_n
         del draft.cfg['strategy']
         STRATEGIES[type_name(strategy['type'])](draft, 'strategy', strategy)
     else:
-        migrate_fsdp(draft, 'model_wrapper_cfg', wrapper)
+        migrate_fsdp(draft, 'model_wrapper_cfg', wrapper or {})
     migrate_amp(draft)
     migrate_unused(draft)
     draft.faults.raise_if_any()

@@ -41,7 +41,9 @@ def _model_wrapper(draft: Draft, path: str, value: Any) -> None:
         return
     name = type_name(value.get('type', OWNER))
     if name != OWNER:
-        draft.lost(f'{path}.type', name, f'ZeroModelWrapper takes its place; its arguments are read as those of {OWNER}')
+        draft.lost(
+            f'{path}.type', name, f'ZeroModelWrapper takes its place; its arguments are read as those of {OWNER}'
+        )
     migrate_fsdp(draft, path, value)
 
 

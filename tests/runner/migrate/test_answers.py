@@ -124,7 +124,7 @@ def test_what_fsdp_did_otherwise_is_told() -> None:
 
 def test_what_has_no_counterpart_is_named() -> None:
     names = ('param_init_fn', 'process_group', 'device_mesh', 'ignored_states', 'ignored_parameters', 'misspelt')
-    found = kinds(fsdp({name: 'something' for name in names}))
+    found = kinds(fsdp(dict.fromkeys(names, 'something')))
     assert all(found[f'strategy.model_wrapper.{name}'] == LOST for name in names)
 
 
@@ -197,9 +197,9 @@ def test_deepspeeds_zero_goes_to_fields_or_is_named() -> None:
     assert made.cfg['model_wrapper_cfg']['mesh'] == dict(replicate=-1, shard=8)
     found = {note.path.rsplit('.', 1)[-1]: note.kind for note in made.notes}
     assert found['mics_shard_size'] == BECOMES and found['overlap_comm'] == NEEDLESS
-    assert {found[name] for name in ('zero_hpz_partition_size', 'zero_quantized_weights', 'leaf_module', 'stage_3')} == {
-        LOST
-    }
+    assert {
+        found[name] for name in ('zero_hpz_partition_size', 'zero_quantized_weights', 'leaf_module', 'stage_3')
+    } == {LOST}
 
 
 def test_deepspeeds_steps_go_to_the_optimizer() -> None:
