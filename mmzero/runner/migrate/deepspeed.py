@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mmzero.errors import near_names
-from mmzero.runner.migrate.draft import Answer, Draft, answer_all, lost, needless
-from mmzero.runner.migrate.ds_config import DS_ANSWERS, TRANSLATED, pass_through
+from mmzero.runner.migrate.draft import Answer, Draft, answer_all, needless
+from mmzero.runner.migrate.ds_config import DS_ANSWERS, NOT_PASSED, pass_through
 from mmzero.runner.migrate.ds_optim import migrate_ds_optimizers
 from mmzero.runner.migrate.strategies import STRATEGY_ANSWERS
 
@@ -26,8 +26,11 @@ def migrate_deepspeed(draft: Draft, path: str, strategy: Mapping[str, Any]) -> N
     keys = {name: (f'{path}.{name}', value) for name, value in given.items() if name not in own and value is not None}
     # The strategy's arguments overwrite its config's keys.
     keys = {**_read(draft, f'{path}.config', strategy.get('config')), **keys}
+    if draft.engine == 'deepspeed' and not _stage(keys):
+        draft.differs('--engine', draft.engine, 'at stage 0 nothing is sharded, and DDP trains')
+        draft.engine = 'fsdp2'
     migrate_ds_optimizers(draft)
-    if draft.engine != 'fsdp2':
+    if draft.engine == 'deepspeed':
         draft.becomes('--engine', draft.engine, {'model_wrapper_cfg.engine': draft.engine}, 'as asked for')
     _migrate_keys(draft, keys)
     if draft.get('model_wrapper_cfg.stage') is None:
@@ -60,7 +63,7 @@ def _migrate_keys(draft: Draft, keys: Mapping[str, tuple[str, Any]]) -> None:
         if value == 'auto':
             why = "'auto' is filled in by other trainers, and DeepSpeedStrategy hands it on as it is"
             draft.lost(path, value, why)
-        elif draft.engine == 'deepspeed' and name not in TRANSLATED:
+        elif draft.engine == 'deepspeed' and name not in NOT_PASSED:
             pass_through(draft, path, value, name)
         elif name in DS_ANSWERS:
             DS_ANSWERS[name](draft, path, value)
@@ -74,6 +77,11 @@ def _ordered(keys: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name in keys if name not in DS_ANSWERS)
 
 
+def _stage(keys: Mapping[str, tuple[str, Any]]) -> Any:
+    group = keys.get('zero_optimization', ('', {}))[1]
+    return group.get('stage', 0) if isinstance(group, Mapping) else group
+
+
 def _enabled(value: Any) -> bool:
     return isinstance(value, Mapping) and bool(value.get('enabled'))
 
@@ -82,8 +90,8 @@ def _migrate_sources(draft: Draft) -> None:
     source = draft.cfg.get('load_from')
     if isinstance(source, str):
         why = (
-            "DeepSpeedStrategy reads DeepSpeed's own folders alone, and FSDP2 none of them; where this is one, make "
-            'a file of it first: tools/convert_checkpoint.py. A plain .pth is read as it is'
+            "DeepSpeedStrategy reads DeepSpeed's own folders alone; where this is one, make a file of it first, by the "
+            'zero_to_fp32.py that DeepSpeed writes beside it. A plain .pth is read as it is'
         )
         draft.differs('load_from', source, why)
 
@@ -99,7 +107,6 @@ def _exclude_frozen(draft: Draft, path: str, value: Any) -> None:
 DEEPSPEED_STRATEGY_ANSWERS: dict[str, Answer] = {
     'inputs_to_half': needless('images go in as they come, and autocast casts what a layer wants; boxes stay float32'),
     'exclude_frozen_parameters': _exclude_frozen,
-    'model_wrapper': lost('DeepSpeedStrategy has no such argument; MMDeepSpeedEngineWrapper is gone'),
     **STRATEGY_ANSWERS,
 }
 """Arguments that are no keys of DeepSpeed's config."""

@@ -176,12 +176,14 @@ BF16_ANSWERS: dict[str, Answer] = {
     'bf16_optimizer_states': lost('optimizer state has the dtype of the master weights, float32'),
 }
 
-# What mmzero has a field for, under every engine. Of `zero_optimization`, `fp16` and `bf16` DeepSpeed gets the rest.
-TRANSLATED = frozenset(
+# Under every engine mmzero has fields for these, or DeepSpeed's own part has no place in a run of MMEngine. Of
+# `zero_optimization`, `fp16` and `bf16` DeepSpeed gets what mmzero has no field for.
+NOT_PASSED = frozenset(
     {
         'zero_optimization',
         'gradient_clipping',
         'gradient_accumulation_steps',
+        'managed_gradient_accumulation',
         'train_micro_batch_size_per_gpu',
         'train_batch_size',
         'fp16',
@@ -189,9 +191,24 @@ TRANSLATED = frozenset(
         'bfloat16',
         'amp',
         'torch_autocast',
+        'communication_data_type',
         'optimizer',
         'scheduler',
+        'activation_checkpointing',
         'steps_per_print',
+        'autotuning',
+        'checkpoint',
+        'compile',
+        'data_efficiency',
+        'dataloader_drop_last',
+        'datastates_ckpt',
+        'expert_parallel',
+        'hybrid_engine',
+        'pipeline',
+        'sequence_parallel_size',
+        'tensor_parallel',
+        'use_data_before_expert_parallelism',
+        'weight_quantization',
     }
 )
 
@@ -216,7 +233,7 @@ DS_ANSWERS: dict[str, Answer] = {
     'wall_clock_breakdown': lost('tools/analysis_tools/measure_step.py measures a step'),
     'memory_breakdown': lost('tools/analysis_tools/measure_step.py measures a step'),
     'dump_state': needless('the log has the whole config'),
-    'flops_profiler': lost("MMEngine's tools/analysis: get_model_complexity_info"),
+    'flops_profiler': lost('mmengine.analysis.get_model_complexity_info counts operations'),
     'comms_logger': lost('tools/analysis_tools/measure_step.py counts collectives'),
     'timers': needless(_LOGS),
     'tensorboard': lost(_MONITORS),
@@ -227,7 +244,9 @@ DS_ANSWERS: dict[str, Answer] = {
     'log_level': needless(_LOGS),
     'prescale_gradients': needless(_SCALED),
     'gradient_predivide_factor': needless(_SCALED),
-    'gradient_allreduce_op': lost(_SCALED),
+    'gradient_allreduce_op': lambda draft, path, value: (draft.needless if value == 'mean' else draft.lost)(
+        path, value, _SCALED
+    ),
     'sparse_gradients': lost('gradients are dense'),
     'disable_allgather': needless('FSDP2 gathers unit by unit'),
     'disable_python_gc': lost("gc.disable() in a hook's before_train does so"),
@@ -256,5 +275,6 @@ DS_ANSWERS: dict[str, Answer] = {
     'sequence_parallel_size': lost(_OTHER_PARALLEL),
     'data_parallel_size': lost(_OTHER_PARALLEL),
     'use_data_before_expert_parallelism': lost(_OTHER_PARALLEL),
+    'vocabulary_size': needless('it is for a warning of DeepSpeed'),
     'managed_gradient_accumulation': needless('optim_wrapper.accumulative_counts says when a step is due'),
 }

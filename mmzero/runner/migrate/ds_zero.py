@@ -69,6 +69,9 @@ def _offload(draft: Draft, path: str, name: str, value: Any) -> dict[str, Any]:
     if draft.stage == 0:
         draft.lost(path, value, 'at stage 0 every rank keeps all where it computes')
         return {}
+    if draft.engine == 'deepspeed' and field == 'params' and draft.stage != 3:
+        draft.lost(path, value, 'DeepSpeed offloads parameters at stage 3 alone')
+        return {}
     targets = {f'model_wrapper_cfg.offload.{field}': device}
     if device == 'nvme' and folder is not None:
         targets['model_wrapper_cfg.offload.nvme_path'] = str(folder)
@@ -197,7 +200,7 @@ ZERO_ANSWERS: dict[str, Answer] = {
     'memory_efficient_linear': needless('linear layers keep what autograd keeps'),
     'override_module_apply': needless('modules stay as they are'),
     'log_trace_cache_warnings': needless('there is no trace of the order of modules'),
-    'enable_sanity_checks': needless('ranks that come to different places are told: model_wrapper_cfg.watch'),
+    'enable_sanity_checks': needless("they are of DeepSpeed's own code"),
     'save_muon_momentum_buffer_in_memory': needless("it is for DeepSpeed's Muon"),
     'zenflow': lost("it is DeepSpeed's own; --engine deepspeed keeps it"),
 }

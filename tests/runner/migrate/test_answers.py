@@ -1,5 +1,6 @@
 """Every argument of what is migrated has an answer, and what the answers say."""
 
+import copy
 import inspect
 from dataclasses import fields
 from typing import Any
@@ -14,7 +15,7 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 from mmzero.errors import ConfigError
-from mmzero.runner.migrate import migrate_config
+from mmzero.runner.migrate import check_migrated, migrate_config
 from mmzero.runner.migrate.deepspeed import DEEPSPEED_STRATEGY_ANSWERS
 from mmzero.runner.migrate.draft import BECOMES, DIFFERS, LOST, NEEDLESS
 from mmzero.runner.migrate.ds_config import DS_ANSWERS
@@ -25,6 +26,7 @@ from mmzero.runner.migrate.strategies import (
     FSDP_STRATEGY_ANSWERS,
     LOG_ANSWERS,
 )
+from tests.models import TINY_DINO
 
 
 def arguments(*functions: Any) -> set[str]:
@@ -297,3 +299,37 @@ def test_the_source_stays_as_it_is() -> None:
     before = repr(cfg)
     migrate_config(cfg)
     assert repr(cfg) == before
+
+
+def test_parts_of_deepspeed_that_have_no_place_are_not_handed_on() -> None:
+    options = dict(activation_checkpointing=dict(partition_activations=True), wall_clock_breakdown=True)
+    group = dict(stage=2, offload_param=dict(device='cpu'))
+    made = migrate_config(deepspeed(zero_optimization=group, **options), engine='deepspeed')
+    assert made.cfg['model_wrapper_cfg']['engine_options'] == dict(wall_clock_breakdown=True)
+    found = {note.path: note.kind for note in made.notes}
+    assert found['strategy.activation_checkpointing'] == LOST
+    # DeepSpeed refuses it below stage 3.
+    assert found['strategy.zero_optimization.offload_param'] == LOST and 'offload' not in made.cfg['model_wrapper_cfg']
+
+
+def test_nothing_sharded_is_ddp_under_every_engine() -> None:
+    made = migrate_config(deepspeed(zero_optimization=dict(stage=0, overlap_comm=True)), engine='deepspeed')
+    assert made.cfg['model_wrapper_cfg'] == dict(type='ZeroModelWrapper', stage=0, find_unused_parameters=True)
+
+
+def test_mmdets_example_of_large_models() -> None:
+    """Its policy and what it recomputes, both by layers, on a small DINO; checked as a run would be."""
+    layers = [
+        'mmdet.models.backbones.swin.SwinBlock',
+        'mmdet.models.layers.transformer.deformable_detr_layers.DeformableDetrTransformerEncoderLayer',
+    ]
+    functions = 'tests.tools.migrations'
+    policy = dict(type=f'{functions}.layer_auto_wrap_policy', layer_cls=layers)
+    check_fn = dict(type=f'{functions}.checkpoint_check_fn', layer_cls=layers)
+    model = copy.deepcopy(TINY_DINO)
+    model['backbone']['with_cp'] = False
+    cfg = fsdp(dict(auto_wrap_policy=policy), activation_checkpointing=dict(check_fn=check_fn))
+    made = migrate_config(dict(default_scope='mmdet', model=model, **{**cfg, 'optim_wrapper': None}))
+    chosen = made.cfg['model_wrapper_cfg']['activation_checkpointing']['policy']
+    assert chosen['classes'] == ['DeformableDetrTransformerEncoderLayer', 'SwinBlock']
+    assert check_migrated(made.cfg) == []
