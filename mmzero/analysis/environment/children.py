@@ -9,12 +9,13 @@ from typing import Any
 SECONDS = 60
 
 
-def printed_by(command: list[str], seconds: float = SECONDS) -> str:
+def printed_by(command: list[str], seconds: float = SECONDS, **variables: str) -> str:
     """Run a program.
 
     Args:
         command (list[str]): Its words.
         seconds (float): How long it may take. Defaults to a minute.
+        **variables (str): Added to its environment.
 
     Returns:
         str: What it has printed.
@@ -22,11 +23,16 @@ def printed_by(command: list[str], seconds: float = SECONDS) -> str:
     Raises:
         RuntimeError: If it is not there, failed, or took longer.
     """
+    environment = {**os.environ, **variables}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, env=environment
+        )
     except FileNotFoundError:
         raise RuntimeError(f'{command[0]} is not installed') from None
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f'{command[0]} has not answered within {seconds:.0f} s') from None
+    except OSError as error:
         raise RuntimeError(f'{command[0]}: {error}') from None
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
@@ -47,19 +53,5 @@ def told_by_python(code: str, **variables: str) -> Any:
     Raises:
         RuntimeError: If it failed.
     """
-    environment = {**os.environ, **variables, 'PYTHONWARNINGS': 'ignore'}
-    try:
-        done = subprocess.run(
-            [sys.executable, '-c', code],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(str(error)) from None
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f'exit code {done.returncode}']
-        raise RuntimeError(last[0])
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    text = printed_by([sys.executable, '-c', code], SECONDS, PYTHONWARNINGS='ignore', **variables)
+    return json.loads(text.strip().splitlines()[-1])

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .gpus import probe_gpus, probe_peers
+from .judging import Facts
 from .machine import probe_cpu, probe_limits, probe_memory
 from .network import probe_network
 from .ops import probe_builds, probe_deepspeed
@@ -14,9 +15,6 @@ from .places import probe_places
 from .tools import probe_compilers, probe_mmengine
 from .torchs import probe_torch
 from .variables import probe_variables
-
-Facts = dict[str, dict[str, Any]]
-"""By the name of the probe what it has found; ``{'error': ...}`` where it failed."""
 
 PROBES: dict[str, Callable[[], dict[str, Any]]] = {
     'packages': probe_packages,

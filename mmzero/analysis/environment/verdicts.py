@@ -1,93 +1,17 @@
 """What of mmzero works here, and what is missing for the rest."""
 
-import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+
+from .judging import Facts, Judge, Part
 
 GIB = 2**30
-Facts = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of mmzero.
-
-    Args:
-        name (str): What it is.
-        missing (tuple[str, ...]): What it lacks, each with what to do; it works where there is none.
-        remarks (tuple[str, ...]): What may be slower or smaller than it could.
-    """
-
-    name: str
-    missing: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def works(self) -> bool:
-        """Whether it does."""
-        return not self.missing
-
-
-@dataclass
-class _Judge:
-    """Collects what a part lacks."""
-
-    facts: Facts
-    missing: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-    def get(self, probe: str, name: str, default: Any = None) -> Any:
-        """A fact; the default where its probe failed."""
-        return self.facts.get(probe, {}).get(name, default)
-
-    def wants(self, *packages: str) -> None:
-        """Look at packages and their versions."""
-        for name in packages:
-            found = self.get('packages', name, {})
-            wanted = found.get('wanted') or ''
-            advice = _INSTALL.get(name, f"pip install '{name}{wanted}'")
-            if not found.get('version'):
-                self.missing.append(f'{name} is missing: {advice}')
-            elif found.get('fits') is False:
-                self.missing.append(f'{name} {found["version"]} does not fit {wanted}: {advice}')
-
-    def wants_core(self) -> None:
-        """What every part stands on."""
-        self.wants('torch', 'mmengine', 'addict', 'yapf', 'setuptools')
-        if 'error' in self.facts.get('torch', {}) and self.get('packages', 'torch', {}).get('version'):
-            self.missing.append(f'torch cannot be imported: {self.facts["torch"]["error"]}')
-        if _python() < (3, 10):
-            self.missing.append(f'Python {platform.python_version()}: use 3.10 or newer')
-
-    def part(self, name: str) -> Part:
-        """What was found."""
-        return Part(name, tuple(self.missing), tuple(self.remarks))
-
-
-def _python() -> tuple[int, ...]:
-    return tuple(int(item) for item in platform.python_version_tuple()[:2])
-
-
-_DET = "pip install -e '.[det]'"
-_INSTALL = {
-    'mmdet': _DET,
-    'mmcv': _DET,
-    'transformers': "pip install -e '.[hf]'",
-    'peft': "pip install -e '.[peft]'",
-    'safetensors': "pip install -e '.[peft]'",
-    'deepspeed': "pip install -e '.[deepspeed]'",
-    'mmseg': 'pip install mmsegmentation',
-    'torch': "pip install 'torch>=2.11', from the index of the build that you want",
-    'setuptools': "pip install 'setuptools<82', whose pkg_resources MMEngine reads",
-}
-
-
-def _core(judge: _Judge) -> None:
+def _core(judge: Judge) -> None:
     judge.wants_core()
 
 
-def _cpu_ranks(judge: _Judge) -> None:
+def _cpu_ranks(judge: Judge) -> None:
     judge.wants_core()
     if judge.get('torch', 'gloo') is False:
         judge.missing.append('this torch was built without gloo')
@@ -97,7 +21,7 @@ def _cpu_ranks(judge: _Judge) -> None:
     _shared_memory(judge)
 
 
-def _shared_memory(judge: _Judge) -> None:
+def _shared_memory(judge: Judge) -> None:
     shm = judge.get('places', 'shm')
     if shm is not None and shm['free'] < GIB // 2:
         room = f'{shm["free"] / GIB:.2f} GiB'
@@ -106,7 +30,7 @@ def _shared_memory(judge: _Judge) -> None:
         )
 
 
-def _gpu(judge: _Judge) -> None:
+def _gpu(judge: Judge) -> None:
     judge.wants_core()
     gpus, seen = judge.get('gpus', 'gpus', []), judge.get('torch', 'gpus', 0)
     if not gpus:
@@ -121,7 +45,7 @@ def _gpu(judge: _Judge) -> None:
         judge.missing.append(f'torch sees none of {len(gpus)} GPU(s): {why}')
 
 
-def _nccl(judge: _Judge) -> None:
+def _nccl(judge: Judge) -> None:
     _gpu(judge)
     if judge.get('torch', 'cuda') and not judge.get('torch', 'nccl'):
         judge.missing.append('this torch was built without NCCL')
@@ -132,7 +56,7 @@ def _nccl(judge: _Judge) -> None:
     _shared_memory(judge)
 
 
-def _nodes(judge: _Judge) -> None:
+def _nodes(judge: Judge) -> None:
     judge.wants_core()
     up = [one for one in judge.get('network', 'interfaces', []) if not one['loopback'] and one['state'] != 'down']
     if not up:
@@ -150,7 +74,7 @@ def _nodes(judge: _Judge) -> None:
         judge.remarks.append('no InfiniBand or RoCE device: ranks talk by TCP')
 
 
-def _bfloat16(judge: _Judge) -> None:
+def _bfloat16(judge: Judge) -> None:
     judge.wants_core()
     old = [one['name'] for one in judge.get('gpus', 'gpus', []) if (one['capability'] or 8) < 8]
     if old and judge.get('torch', 'gpus'):
@@ -160,7 +84,7 @@ def _bfloat16(judge: _Judge) -> None:
         judge.remarks.append('these CPUs have no instructions for it: right, and slow')
 
 
-def _offload(judge: _Judge) -> None:
+def _offload(judge: Judge) -> None:
     judge.wants_core()
     limit, available = judge.get('memory', 'limit'), judge.get('memory', 'available')
     room = min(size for size in (limit, available) if size) if limit or available else None
@@ -171,7 +95,7 @@ def _offload(judge: _Judge) -> None:
         )
 
 
-def _compile(judge: _Judge) -> None:
+def _compile(judge: Judge) -> None:
     judge.wants_core()
     if not judge.get('compilers', 'cxx'):
         judge.missing.append('no C++ compiler for inductor: install g++, or set CXX')
@@ -183,14 +107,14 @@ def _compile(judge: _Judge) -> None:
             judge.missing.append('no C compiler, with which triton builds its launcher: install gcc, or set CC')
 
 
-def _mmdet(judge: _Judge) -> None:
+def _mmdet(judge: Judge) -> None:
     judge.wants_core()
     judge.wants('mmdet', 'mmcv')
     if judge.get('operators', 'mmcv') == 'stand-in':
         judge.remarks.append("mmcv has no compiled operators: mmzero's stand-in takes PyTorch's way where mmcv has one")
 
 
-def _two_stage(judge: _Judge) -> None:
+def _two_stage(judge: Judge) -> None:
     judge.wants_core()
     judge.wants('mmdet', 'mmcv')
     if judge.get('operators', 'mmcv') == 'stand-in':
@@ -198,22 +122,22 @@ def _two_stage(judge: _Judge) -> None:
         judge.missing.append(f'mmcv has no compiled operators (RoIAlign, nms): {advice}')
 
 
-def _packages(*names: str) -> Callable[[_Judge], None]:
-    def judge_them(judge: _Judge) -> None:
+def _packages(*names: str) -> Callable[[Judge], None]:
+    def judge_them(judge: Judge) -> None:
         judge.wants_core()
         judge.wants(*names)
 
     return judge_them
 
 
-def _mmpretrain(judge: _Judge) -> None:
+def _mmpretrain(judge: Judge) -> None:
     judge.wants_core()
     judge.wants('mmpretrain', 'mmcv')
     if not judge.get('packages', 'torchvision', {}).get('version'):
         judge.missing.append('torchvision is missing, which its registries import: install the one of this torch')
 
 
-def _deepspeed(judge: _Judge) -> None:
+def _deepspeed(judge: Judge) -> None:
     judge.wants_core()
     judge.wants('deepspeed')
     if not judge.get('compilers', 'ninja') and not judge.get('packages', 'ninja', {}).get('version'):
@@ -229,7 +153,7 @@ def _deepspeed(judge: _Judge) -> None:
         )
 
 
-def _nvme(judge: _Judge) -> None:
+def _nvme(judge: Judge) -> None:
     _deepspeed(judge)
     if not (judge.get('compilers', 'libaio') and judge.get('compilers', 'libaio_headers')):
         judge.missing.append('libaio and its headers are missing: install libaio-dev')
@@ -247,14 +171,14 @@ def _nvme(judge: _Judge) -> None:
         )
 
 
-def _places(judge: _Judge) -> list[str]:
+def _places(judge: Judge) -> list[str]:
     kinds = ('nvme', 'solid', 'virtual', 'unknown', 'rotating')
     mounts = [one for one in judge.get('places', 'mounts', []) if one['writable'] and one['kind'] in kinds]
     mounts.sort(key=lambda one: (kinds.index(one['kind']), -one['free']))
     return [f'{one["path"]} ({one["kind"]}, {one["free"] / GIB:.0f} GiB free)' for one in mounts[:3]]
 
 
-def _checkpoints(judge: _Judge) -> None:
+def _checkpoints(judge: Judge) -> None:
     judge.wants_core()
     here = judge.get('places', 'here')
     if here is not None:
@@ -266,7 +190,7 @@ def _checkpoints(judge: _Judge) -> None:
     judge.remarks.append('all ranks have to see one file system')
 
 
-PARTS: dict[str, Callable[[_Judge], None]] = {
+PARTS: dict[str, Callable[[Judge], None]] = {
     'mmzero itself, its tools and plans': _core,
     'training on CPUs, several ranks': _cpu_ranks,
     'training on a GPU': _gpu,
@@ -299,7 +223,7 @@ def judge(facts: Facts) -> list[Part]:
     """
     parts = []
     for name, look in PARTS.items():
-        one = _Judge(facts)
+        one = Judge(facts)
         look(one)
         parts.append(one.part(name))
     return parts

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from .verdicts import GIB, Facts, Part
+from .judging import Facts, Part
+from .verdicts import GIB
 
 
 def as_dict(facts: Facts, parts: list[Part]) -> dict[str, Any]:

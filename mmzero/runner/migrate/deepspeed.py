@@ -7,8 +7,9 @@ from typing import Any
 
 from mmzero.errors import near_names
 from mmzero.runner.migrate.draft import Answer, Draft, answer_all, needless
-from mmzero.runner.migrate.ds_config import DS_ANSWERS, NOT_PASSED, pass_through
+from mmzero.runner.migrate.ds_config import DS_ANSWERS, NOT_PASSED
 from mmzero.runner.migrate.ds_optim import migrate_ds_optimizers
+from mmzero.runner.migrate.ds_precision import pass_through
 from mmzero.runner.migrate.strategies import STRATEGY_ANSWERS
 
 
@@ -55,15 +56,15 @@ def _read(draft: Draft, path: str, config: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _migrate_keys(draft: Draft, keys: Mapping[str, tuple[str, Any]]) -> None:
+    keys = {name: (path, _without_auto(draft, path, value)) for name, (path, value) in keys.items()}
     fp16, bf16 = (keys.get(name, ('', {}))[1] for name in ('fp16', 'bf16'))
     if _enabled(fp16) and _enabled(bf16):
         draft.faults.add(keys['bf16'][0], 'is enabled beside fp16, which DeepSpeed refuses; leave one of them out')
     for name in _ordered(keys):
         path, value = keys[name]
-        if value == 'auto':
-            why = "'auto' is filled in by other trainers, and DeepSpeedStrategy hands it on as it is"
-            draft.lost(path, value, why)
-        elif draft.engine == 'deepspeed' and name not in NOT_PASSED:
+        if value is None:
+            continue
+        if draft.engine == 'deepspeed' and name not in NOT_PASSED:
             pass_through(draft, path, value, name)
         elif name in DS_ANSWERS:
             DS_ANSWERS[name](draft, path, value)
@@ -75,6 +76,18 @@ def _ordered(keys: Mapping[str, Any]) -> Iterator[str]:
     """The stage comes first, since others depend on it."""
     yield from (name for name in DS_ANSWERS if name in keys)
     yield from (name for name in keys if name not in DS_ANSWERS)
+
+
+def _without_auto(draft: Draft, path: str, value: Any) -> Any:
+    """Leave out what is 'auto', at any depth; None where all of it is."""
+    if value == 'auto':
+        why = "'auto' is filled in by other trainers, and DeepSpeedStrategy hands it on as it is"
+        draft.lost(path, value, why)
+        return None
+    if not isinstance(value, Mapping):
+        return value
+    left = {name: _without_auto(draft, f'{path}.{name}', item) for name, item in value.items()}
+    return {name: item for name, item in left.items() if item is not None}
 
 
 def _stage(keys: Mapping[str, tuple[str, Any]]) -> Any:

@@ -224,6 +224,7 @@ def test_the_strategys_arguments_overwrite_its_config() -> None:
     [
         (dict(config='nowhere.json'), r'strategy\.config: cannot read nowhere\.json'),
         (dict(fp16=dict(enabled=True), bf16=dict(enabled=True)), r'strategy\.bf16: is enabled beside fp16'),
+        (dict(fp16=dict(enabled=True, loss_scale_window='x')), r'strategy\.fp16: .*loss_scale_window are numbers'),
         (dict(zero_optimization=dict(stage=4)), r'strategy\.zero_optimization\.stage: got 4'),
         (
             dict(zero_optimization=dict(stage=3, offload_param=dict(device='nvme'))),
@@ -333,3 +334,12 @@ def test_mmdets_example_of_large_models() -> None:
     chosen = made.cfg['model_wrapper_cfg']['activation_checkpointing']['policy']
     assert chosen['classes'] == ['DeformableDetrTransformerEncoderLayer', 'SwinBlock']
     assert check_migrated(made.cfg) == []
+
+
+def test_auto_says_nothing_at_any_depth() -> None:
+    scale = dict(enabled='auto', loss_scale_window='auto')
+    made = migrate_config(deepspeed(fp16=scale, gradient_clipping='auto', zero_optimization=dict(stage=2)))
+    assert 'dtype' not in made.cfg['optim_wrapper'] and 'clip_grad' not in made.cfg['optim_wrapper']
+    found = {note.path: note.kind for note in made.notes}
+    for name in ('fp16.enabled', 'fp16.loss_scale_window', 'gradient_clipping'):
+        assert found[f'strategy.{name}'] == LOST

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mmzero.runner.migrate.ds_config import BF16_ANSWERS, DS_ANSWERS, FP16_ANSWERS
+from mmzero.runner.migrate.ds_config import DS_ANSWERS
+from mmzero.runner.migrate.ds_precision import BF16_ANSWERS, FP16_ANSWERS
 from mmzero.runner.migrate.ds_zero import OFFLOAD_ANSWERS, ZERO_ANSWERS
 
 pytestmark = pytest.mark.deepspeed
