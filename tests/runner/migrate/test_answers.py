@@ -3,6 +3,7 @@
 import copy
 import inspect
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from mmengine.model.wrappers import MMFullyShardedDataParallel
 from mmengine.runner import FlexibleRunner, Runner
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from mmzero.errors import ConfigError
+from mmzero.policies import build_policy
 from mmzero.runner.migrate import check_migrated, migrate_config
 from mmzero.runner.migrate.deepspeed import DEEPSPEED_STRATEGY_ANSWERS
 from mmzero.runner.migrate.draft import BECOMES, DIFFERS, LOST, NEEDLESS
@@ -26,7 +29,8 @@ from mmzero.runner.migrate.strategies import (
     FSDP_STRATEGY_ANSWERS,
     LOG_ANSWERS,
 )
-from tests.models import TINY_DINO
+from tests.models import TINY_DINO, Block
+from tests.tools.migrations import SIZE_BASED
 
 
 def arguments(*functions: Any) -> set[str]:
@@ -122,6 +126,35 @@ def test_what_fsdp_did_otherwise_is_told() -> None:
     for name in ('accumulative_counts', 'clip_grad', 'dtype'):
         assert found[f'optim_wrapper.{name}'] == DIFFERS
     assert found['optim_wrapper.use_fsdp'] == NEEDLESS
+
+
+@pytest.mark.parametrize(
+    'policy, wanted',
+    [
+        ('size_based_auto_wrap_policy', 'size_based_auto_wrap_policy'),
+        (size_based_auto_wrap_policy, SIZE_BASED),
+        (dict(type=size_based_auto_wrap_policy, min_num_params=5), dict(type=SIZE_BASED, min_num_params=5)),
+        (partial(size_based_auto_wrap_policy, min_num_params=5), dict(type=SIZE_BASED, min_num_params=5)),
+        (
+            partial(transformer_auto_wrap_policy, transformer_layer_cls={Block}),
+            dict(
+                type='torch.distributed.fsdp.wrap.transformer_auto_wrap_policy',
+                transformer_layer_cls=['tests.models.Block'],
+            ),
+        ),
+    ],
+)
+def test_policies_are_named(policy: Any, wanted: Any) -> None:
+    found = of(fsdp(dict(auto_wrap_policy=policy)), 'model_wrapper_cfg.wrap_policy')
+    assert found == wanted
+    build_policy(found)
+
+
+@pytest.mark.parametrize(
+    'policy', [lambda **fields: True, partial(size_based_auto_wrap_policy, None), dict(type='x', layers=object())]
+)
+def test_policies_that_no_file_can_hold_are_named(policy: Any) -> None:
+    assert kinds(fsdp(dict(auto_wrap_policy=policy)))['strategy.model_wrapper.auto_wrap_policy'] == LOST
 
 
 def test_what_has_no_counterpart_is_named() -> None:
