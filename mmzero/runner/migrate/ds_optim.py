@@ -12,7 +12,12 @@ OWN_ADAMS = {
 """DeepSpeed's optimizers that compute Adam: the argument that says whether weight decay is decoupled, and what is left
 out."""
 
-OWN_OTHERS = ('FusedLamb', 'OnebitAdam', 'OnebitLamb', 'ZeroOneAdam')
+OWN = {
+    **dict.fromkeys(('DeepSpeedCPUAdam', 'FusedAdam'), 'deepspeed.ops.adam'),
+    'FusedLamb': 'deepspeed.ops.lamb',
+    **dict.fromkeys(('OnebitAdam', 'OnebitLamb', 'ZeroOneAdam'), 'deepspeed.runtime.fp16.onebit'),
+}
+"""The optimizers that DeepSpeedStrategy registers, and where they are."""
 
 
 def migrate_ds_optimizers(draft: Draft) -> None:
@@ -26,15 +31,18 @@ def migrate_ds_optimizers(draft: Draft) -> None:
         if name == 'DeepSpeedOptimWrapper':
             why = 'it clips, accumulates and scales the loss, under every engine'
             draft.becomes(f'{path}.type', name, {f'{path}.type': 'OptimWrapper'}, why)
-        if draft.engine == 'fsdp2':
-            _migrate_optimizer(draft, f'{path}.optimizer', wrapper.get('optimizer'))
+        _migrate_optimizer(draft, f'{path}.optimizer', wrapper.get('optimizer'))
 
 
 def _migrate_optimizer(draft: Draft, path: str, optimizer: Any) -> None:
     if not isinstance(optimizer, dict):
         return
     name = type_name(optimizer.get('type', ''))
-    if name in OWN_ADAMS:
+    if draft.engine == 'deepspeed':
+        if name == optimizer.get('type') and name in OWN:
+            why = 'DeepSpeedStrategy registered it by its name; its path is found without'
+            draft.becomes(f'{path}.type', name, {f'{path}.type': f'{OWN[name]}.{name}'}, why)
+    elif name in OWN_ADAMS:
         flag, left_out = OWN_ADAMS[name]
         instead = 'AdamW' if optimizer.get(flag, True) else 'Adam'
         for field in left_out:
@@ -43,7 +51,7 @@ def _migrate_optimizer(draft: Draft, path: str, optimizer: Any) -> None:
         draft.becomes(
             f'{path}.type', name, {f'{path}.type': instead}, "torch's, which needs no build; fused=True is fast"
         )
-    elif name in OWN_OTHERS:
+    elif name in OWN:
         why = "it is DeepSpeed's own and compresses or fuses what FSDP2 does not; choose another, or --engine deepspeed"
         draft.lost(f'{path}.type', name, why)
 

@@ -1,5 +1,6 @@
 """Every key of the installed DeepSpeed's config has an answer."""
 
+import importlib
 import inspect
 import re
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from mmzero.runner.migrate.ds_config import DS_ANSWERS
+from mmzero.runner.migrate.ds_optim import OWN
 from mmzero.runner.migrate.ds_precision import BF16_ANSWERS, FP16_ANSWERS
 from mmzero.runner.migrate.ds_zero import OFFLOAD_ANSWERS, ZERO_ANSWERS
 
@@ -48,3 +50,10 @@ def test_the_top() -> None:
     # Keys of the group `optimizer`, which are read there as well.
     found -= {'type', 'legacy_fusion', 'params'}
     assert found <= DS_ANSWERS.keys(), found - DS_ANSWERS.keys()
+
+
+def test_the_optimizers_that_the_strategy_registers() -> None:
+    from mmengine._strategy.deepspeed import register_deepspeed_optimizers
+
+    assert set(register_deepspeed_optimizers()) == OWN.keys()
+    assert all(hasattr(importlib.import_module(module), name) for name, module in OWN.items())
