@@ -15,9 +15,11 @@ out."""
 OWN = {
     **dict.fromkeys(('DeepSpeedCPUAdam', 'FusedAdam'), 'deepspeed.ops.adam'),
     'FusedLamb': 'deepspeed.ops.lamb',
-    **dict.fromkeys(('OnebitAdam', 'OnebitLamb', 'ZeroOneAdam'), 'deepspeed.runtime.fp16.onebit'),
 }
 """The optimizers that DeepSpeedStrategy registers, and where they are."""
+
+GONE = ('OnebitAdam', 'OnebitLamb', 'ZeroOneAdam')
+"""Those that it registers, too, and that DeepSpeed 0.19 has no more."""
 
 
 def migrate_ds_optimizers(draft: Draft) -> None:
@@ -38,7 +40,11 @@ def _migrate_optimizer(draft: Draft, path: str, optimizer: Any) -> None:
     if not isinstance(optimizer, dict):
         return
     name = type_name(optimizer.get('type', ''))
-    if draft.engine == 'deepspeed':
+    if name in GONE:
+        draft.lost(
+            f'{path}.type', name, 'DeepSpeed 0.19 has no 1-bit optimizers any more; choose another, such as AdamW'
+        )
+    elif draft.engine == 'deepspeed':
         if name == optimizer.get('type') and name in OWN:
             why = 'DeepSpeedStrategy registered it by its name; its path is found without'
             draft.becomes(f'{path}.type', name, {f'{path}.type': f'{OWN[name]}.{name}'}, why)
