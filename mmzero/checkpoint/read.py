@@ -2,38 +2,22 @@
 
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.utils import apply_to
 
-from mmzero._compat import alone_in_checkpoint_io, numpy_pickle_globals
+from mmzero._compat import alone_in_checkpoint_io
+from mmzero.checkpoint.allowed import ALLOWED
 from mmzero.checkpoint.names import clean_names
+from mmzero.checkpoint.others import is_of_others, read_of_others, refuse_a_part, weights_in
 from mmzero.checkpoint.plain import message_hub_state
 from mmzero.errors import CheckpointError
 
-
-def _history_method(owner: Any, name: str) -> Any:
-    """Stand in for ``getattr``, by which a pickled HistoryBuffer names its own methods, and allow only that."""
-    if owner is HistoryBuffer and name in ('min', 'max', 'mean', 'current'):
-        return getattr(owner, name)
-    raise pickle.UnpicklingError(f'Unsupported global: getattr of {owner!r} and {name!r}')
-
-
-# What MMEngine's own checkpoints pickle: the message hub's histories, which are numpy arrays.
-ALLOWED = (
-    HistoryBuffer,
-    (_history_method, 'builtins.getattr'),
-    np.ndarray,
-    np.dtype,
-    *numpy_pickle_globals(),
-)
 
 # Tensors larger than this stay on rank 0; the others get a placeholder.
 LARGE_NUMEL = 65536
@@ -61,13 +45,13 @@ def safe_loading() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def read_checkpoint(filename: str, wanted: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a checkpoint of mmzero or MMEngine, or a bare state dict. On one rank, without communication.
+def read_checkpoint(filename: str, wanted: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read a checkpoint of mmzero, MMEngine or others, or a bare state dict. On one rank, without communication.
 
     Args:
         filename (str): A path, or a URL that MMEngine's CheckpointLoader knows.
-        wanted (Iterable[str]): Names of the model's weights, which tell what in the file's names is a wrapper's.
-            Defaults to none: not known.
+        wanted (Mapping[str, Any], optional): The model's state dict, whose names tell what in the file's is a
+            wrapper's, and which knows the shapes of flat shards. Defaults to None: not known.
 
     Returns:
         dict: With ``state_dict`` under clean names, and what else the file holds.
@@ -77,22 +61,27 @@ def read_checkpoint(filename: str, wanted: Iterable[str] = ()) -> dict[str, Any]
     """
     try:
         with safe_loading():
-            loaded = CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger='silent')
+            if is_of_others(filename):
+                loaded = read_of_others(filename, wanted or {})
+            else:
+                loaded = CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger='silent')
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f'no checkpoint at {filename}{_others(filename)}') from None
     except Exception as error:
         # Unpickling what is no pickle may raise anything.
         raise CheckpointError(f'{filename} ({_size(filename)}) {_advice(error, filename)}') from None
-    return _normalised(loaded, filename, wanted)
+    return _normalised(loaded, filename, wanted or {})
 
 
-def _normalised(loaded: Any, filename: str, wanted: Iterable[str]) -> dict[str, Any]:
+def _normalised(loaded: Any, filename: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise CheckpointError(f'{filename} holds a {type(loaded).__name__}, not a dict of weights')
-    checkpoint = dict(loaded) if 'state_dict' in loaded else dict(state_dict=loaded.get('model', loaded))
-    state = checkpoint['state_dict']
+    state, checkpoint = weights_in(loaded, filename)
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise CheckpointError(f'{filename} holds no dict of weights by name where they should be')
+    refuse_a_part(state, filename)
     checkpoint['state_dict'] = clean_names(state, wanted)
     if isinstance(checkpoint.get('message_hub'), dict):
         checkpoint['message_hub'] = message_hub_state(checkpoint['message_hub'])

@@ -160,7 +160,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def is_sharded(path: str | os.PathLike) -> bool:
-    """Say whether a path is a folder, complete or not, as sharded checkpoints are.
+    """Say whether a path is a folder, complete or not, as sharded checkpoints are, and none of others.
 
     Args:
         path (str or PathLike): A path.
@@ -168,7 +168,7 @@ def is_sharded(path: str | os.PathLike) -> bool:
     Returns:
         bool: Whether it is.
     """
-    return os.path.isdir(path)
+    return os.path.isdir(path) and not is_of_others(path)
 
 
 def state_of(path: str | os.PathLike) -> FolderState:
