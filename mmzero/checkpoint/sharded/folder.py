@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmzero.checkpoint.others import is_of_others
 from mmzero.errors import CheckpointError
 
 MARKER = 'complete.json'
