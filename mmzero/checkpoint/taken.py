@@ -53,12 +53,15 @@ def taken_by(model: nn.Module, state: Mapping[str, Any]) -> Taken:
 
     def load(module: nn.Module, given: dict[str, Any], prefix: str) -> None:
         own = _targets(module)
+        # A model may save under other names than those of its modules.
+        called = {name: saved_as.get(id(target), prefix + name) for name, target in own.items()}
         with _real(module) if _loads_by_itself(module) and _all_real(own, given, prefix) else _nothing():
             before = {name: buffer.clone() for name, buffer in own.items() if not isinstance(buffer, nn.Parameter)}
             module._load_from_state_dict(
                 given, prefix, versions.get(prefix[:-1], {}), True, found.missing, found.left, found.faults
             )
-            found.values.update(_loaded(module, given, prefix, before))
+            loaded = _loaded(module, given, prefix, before)
+            found.values.update((called[name], value) for name, value in loaded)
         for name, child in module._modules.items():
             if child is not None:
                 start = f'{prefix}{name}.'
@@ -67,6 +70,7 @@ def taken_by(model: nn.Module, state: Mapping[str, Any]) -> Taken:
     with _stand_ins(model), warnings.catch_warnings():
         # That nothing is copied into stand-ins is what is meant.
         warnings.filterwarnings('ignore', message='.*copying from a non-meta parameter')
+        saved_as = {id(value): name for name, value in model.state_dict(keep_vars=True).items()}
         load(model, dict(state), '')
     # As MMEngine has it.
     found.missing = [name for name in found.missing if not name.endswith('num_batches_tracked')]
@@ -102,9 +106,9 @@ def _loaded(
         if isinstance(value, Tensor) and value.shape == target.shape:
             # What a class has computed while it loaded is in the module.
             is_computed = _loads_by_itself(module) and not target.is_meta and not value.is_meta
-            yield key, target.detach() if is_computed else value
+            yield name, target.detach() if is_computed else value
         elif name in before and value is None and not torch.equal(before[name], target):
-            yield key, target.detach()
+            yield name, target.detach()
 
 
 def _loads_by_itself(module: nn.Module) -> bool:

@@ -52,7 +52,7 @@ def read_local(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
         states = [rank['optimizer']['state'] for rank in ranks]
         optimizer = dict(optimizer, state={name: _joined_entries(name, states) for name in states[0]})
     like = wanted or _in_order_of_groups(optimizer)
-    weights = _Weights([clean_names(rank['state_dict']) for rank in ranks], like, folder).joined()
+    weights = _Weights([clean_names(rank['state_dict']) for rank in ranks], like, not wanted, folder).joined()
     return {**first, 'state_dict': weights, **({} if optimizer is None else dict(optimizer=optimizer))}
 
 
@@ -113,21 +113,22 @@ class _Weights:
     Args:
         ranks (list[Mapping[str, Any]]): By rank, under clean names.
         like (Mapping[str, Any]): Tensors of the shapes that are meant, in the model's order.
+        is_guessed (bool): Whether these are not the model's.
         folder (Path): For errors.
     """
 
-    def __init__(self, ranks: list[Mapping[str, Any]], like: Mapping[str, Any], folder: Path) -> None:
+    def __init__(
+        self, ranks: list[Mapping[str, Any]], like: Mapping[str, Any], is_guessed: bool, folder: Path
+    ) -> None:
         self.ranks = ranks
         self.like = {name: value for name, value in like.items() if isinstance(value, Tensor)}
+        self.is_guessed = is_guessed
         self.folder = folder
         self.units = [name for name in ranks[0] if name.rpartition('.')[2] == _FLAT]
 
     def joined(self) -> dict[str, Any]:
         if self.units and not self.like:
-            raise CheckpointError(
-                f'{self.folder} holds the weights in flat shards, whose names and shapes are not in it: give it as '
-                'load_from of the config with which it was saved, and save from there'
-            )
+            raise self._needs_model('whose names and shapes are not in it')
         weights: dict[str, Any] = {}
         for name, value in self.ranks[0].items():
             if name not in self.units:
@@ -141,6 +142,8 @@ class _Weights:
     def _by_name(self, name: str, parts: list[Tensor]) -> Tensor:
         """A parameter whose flat parts stand there by its name, or what every rank holds whole."""
         like, numel = self.like.get(name), sum(part.numel() for part in parts)
+        if like is None and self.is_guessed and not all(torch.equal(parts[0], part) for part in parts):
+            raise self._needs_model(f'of which {name} has no shape in it')
         if like is None or (parts[0].shape == like.shape and numel != like.numel()):
             return parts[0]
         if numel != like.numel():
@@ -167,6 +170,12 @@ class _Weights:
             for name, value in self.like.items()
             if name not in weights and _place(value) in places
         }
+
+    def _needs_model(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f'{self.folder} holds the weights in flat shards, {why}: give it as load_from of the config with which it '
+            'was saved, and save from there'
+        )
 
     def _other_size(self, name: str, saved: int, meant: int) -> CheckpointError:
         return CheckpointError(
