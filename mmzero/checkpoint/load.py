@@ -33,7 +33,7 @@ def load_into_real(
     state = clean_names(_revised(checkpoint['state_dict'], revise_keys), wanted)
     refuse_nothing(model, state, wanted, filename)
     try:
-        _load_checkpoint_to_model(model, dict(state_dict=state), strict, revise_keys=[])
+        _load_checkpoint_to_model(model, dict(state_dict=state), strict, 'current', revise_keys=[])
     except Exception as error:
         # Hooks of the model may raise anything.
         raise CheckpointError(f'{filename} does not fit the model: {_text(error)}') from error

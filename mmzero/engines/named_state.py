@@ -44,7 +44,7 @@ def numbered(state: dict[str, Any], names: Sequence[Sequence[str]]) -> dict[str,
         odd = sorted(set(theirs) ^ set(own))
         if odd:
             where = 'the checkpoint' if odd[0] in theirs else 'this run'
-            raise CheckpointError(f"group {index} of the optimizer has {odd[0]!r} in {where} alone; {ADVICE}")
+            raise CheckpointError(f'group {index} of the optimizer has {odd[0]!r} in {where} alone; {ADVICE}')
     order = {name: index for index, name in enumerate(name for own in names for name in own)}
     groups = [
         dict(group, params=[order[name] for name in own])

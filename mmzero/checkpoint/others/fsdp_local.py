@@ -117,9 +117,7 @@ class _Weights:
         folder (Path): For errors.
     """
 
-    def __init__(
-        self, ranks: list[Mapping[str, Any]], like: Mapping[str, Any], is_guessed: bool, folder: Path
-    ) -> None:
+    def __init__(self, ranks: list[Mapping[str, Any]], like: Mapping[str, Any], is_guessed: bool, folder: Path) -> None:
         self.ranks = ranks
         self.like = {name: value for name, value in like.items() if isinstance(value, Tensor)}
         self.is_guessed = is_guessed
