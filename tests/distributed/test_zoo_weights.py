@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.zoo]
 models_of('mmpretrain')
 
 STAGES = (0, 3)
+LOSS = dict(type='mmpretrain.CrossEntropyLoss')
 PREPROCESSOR = dict(type='mmpretrain.ClsDataPreprocessor')
 
 
@@ -25,7 +26,7 @@ def swin(window: int) -> dict:
         type='mmpretrain.ImageClassifier',
         data_preprocessor=PREPROCESSOR,
         backbone=dict(type='mmpretrain.SwinTransformer', arch=arch, img_size=64, window_size=window),
-        head=dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=96),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=96, loss=LOSS),
     )
 
 
@@ -35,11 +36,13 @@ def vit(size: int) -> dict:
         type='mmpretrain.ImageClassifier',
         data_preprocessor=PREPROCESSOR,
         backbone=dict(type='mmpretrain.VisionTransformer', arch=arch, img_size=size, patch_size=8),
-        head=dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=12),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=12, loss=LOSS),
     )
 
 
-TIMM = dict(type='mmpretrain.TimmClassifier', data_preprocessor=PREPROCESSOR, model_name='resnet10t', num_classes=3)
+TIMM = dict(
+    type='mmpretrain.TimmClassifier', data_preprocessor=PREPROCESSOR, model_name='resnet10t', num_classes=3, loss=LOSS
+)
 MODELS: dict[str, tuple[dict, dict]] = {
     'Swin': (swin(2), swin(4)),
     'ViT': (vit(32), vit(48)),
