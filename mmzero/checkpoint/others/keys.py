@@ -7,6 +7,8 @@ from typing import Any
 from mmengine.logging import print_log
 from torch import Tensor
 
+from mmzero.errors import CheckpointError
+
 # OpenMMLab and timm; Swin, DeiT, MAE and DETR; training scripts; DeepSpeed; averages, where nothing else is there.
 KEYS = (
     'state_dict',
@@ -36,6 +38,9 @@ def weights_in(loaded: Mapping[str, Any], filename: str) -> tuple[Any, dict[str,
     Returns:
         tuple[Any, dict]: The weights, and what else the file holds; the latter only beside MMEngine's own key, since
         other programs' counters and optimizers mean something else.
+
+    Raises:
+        CheckpointError: If there are none.
     """
     if 'state_dict' in loaded:
         # MMEngine's own key: what is under it is meant, whatever it is.
@@ -43,6 +48,8 @@ def weights_in(loaded: Mapping[str, Any], filename: str) -> tuple[Any, dict[str,
     else:
         found = [key for key in KEYS if _are_weights(loaded.get(key))]
     if not found:
+        if loaded and not any(isinstance(value, Tensor) for value in loaded.values()):
+            raise CheckpointError(f'{filename} holds no weights; it holds {", ".join(map(repr, list(loaded)[:8]))}')
         return loaded, {}
     if len(found) > 1:
         others = ', '.join(map(repr, found[1:]))
