@@ -22,6 +22,13 @@ from mmzero.errors import CheckpointError
 # Tensors larger than this stay on rank 0; the others get a placeholder.
 LARGE_NUMEL = 65536
 
+# Nor can these be sent as objects: torch pickles their storages in a way that it does not unpickle.
+_UNSENT = tuple(
+    value
+    for name, value in vars(torch).items()
+    if isinstance(value, torch.dtype) and name.startswith(('float8', 'float4', 'uint16', 'uint32', 'uint64'))
+)
+
 _FORCE_VARIABLES = ('TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD')
 
 
@@ -89,7 +96,7 @@ def _normalised(loaded: Any, filename: str, wanted: Mapping[str, Any]) -> dict[s
 
 
 def placeholders(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Copy a checkpoint with its large tensors on the meta device, to be sent to ranks that need none of them.
+    """Copy a checkpoint for ranks that need no tensor of it: large ones, and those of float8, are on the meta device.
 
     Args:
         checkpoint (dict): The checkpoint on rank 0.
@@ -99,7 +106,7 @@ def placeholders(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """
 
     def is_large(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.numel() > LARGE_NUMEL
+        return isinstance(value, torch.Tensor) and (value.numel() > LARGE_NUMEL or value.dtype in _UNSENT)
 
     return apply_to(checkpoint, is_large, lambda value: value.to('meta'))
 
