@@ -73,7 +73,11 @@ def _checked(load: Callable, source: Callable[[], str]) -> Callable:
         wanted = module.state_dict()
         state = clean_names(state_dict, wanted)
         refuse_nothing(module, state, wanted, source())
-        return load(module, state, *args, **kwargs)
+        try:
+            return load(module, state, *args, **kwargs)
+        except RuntimeError as error:
+            # Shapes that differ, all of them, are none of a config's other faults.
+            raise CheckpointError(f'{source()} does not fit {type(module).__name__}: {error}') from error
 
     return checked
 
