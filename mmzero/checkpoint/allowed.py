@@ -18,7 +18,7 @@ class Record:
 
     state: Any
 
-    def __new__(cls, *args: Any) -> 'Record':
+    def __new__(cls, *args: Any) -> 'Record':  # noqa: D102
         made = super().__new__(cls)
         made.state = args
         return made
@@ -39,7 +39,9 @@ class SavedShards(Tensor):
     ranks: int
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise CheckpointError(f"a rank's shard of a checkpoint cannot take part in {function}")
 
     def __setstate__(self, state: tuple) -> None:

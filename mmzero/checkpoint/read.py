@@ -18,7 +18,6 @@ from mmzero.checkpoint.others import is_of_others, read_of_others, refuse_a_part
 from mmzero.checkpoint.plain import message_hub_state
 from mmzero.errors import CheckpointError
 
-
 # Tensors larger than this stay on rank 0; the others get a placeholder.
 LARGE_NUMEL = 65536
 

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import (
     FullStateDictConfig,
     FullyShardedDataParallel,
     StateDictType,
+    _optim_utils,
 )
-from torch.distributed.fsdp import _optim_utils
 from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 

@@ -118,7 +118,7 @@ def run_cases(folder: str) -> Faults:
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    return merged(run_ranks(2, run_cases, str(tmp_path_factory.mktemp('layouts'))))
+    return merged(run_ranks(2, run_cases, str(tmp_path_factory.mktemp('layouts')), timeout=60))
 
 
 @pytest.mark.parametrize('stage', STAGES)

@@ -8,7 +8,6 @@ as well, stands there by its name too, and these parts are joined. State of the 
 dimension, by names and with shapes.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -184,7 +183,7 @@ class _Weights:
 
 def _once(tensors: Mapping[str, Tensor]) -> Iterable[str]:
     """Names without those of tensors that have one already."""
-    places = {_place(tensor): name for name, tensor in reversed(tensors.items())}
+    places = {_place(tensor): name for name, tensor in reversed(list(tensors.items()))}
     return [name for name, tensor in tensors.items() if places[_place(tensor)] == name]
 
 
