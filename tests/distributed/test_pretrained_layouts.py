@@ -16,7 +16,7 @@ from tests.distributed.detector import Detector, detector_runner, pretrained, se
 from tests.distributed.ranks import run_ranks
 from tests.models import TINY_DINO, tiny_dino
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 STAGES = (0, 3)
 INDEX = 'relative_position_index'
@@ -118,7 +118,7 @@ def run_cases(folder: str) -> Faults:
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    return merged(run_ranks(2, run_cases, str(tmp_path_factory.mktemp('layouts')), timeout=60))
+    return merged(run_ranks(2, run_cases, str(tmp_path_factory.mktemp('layouts'))))
 
 
 @pytest.mark.parametrize('stage', STAGES)
