@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# As torch names it in a state dict.
+_EXTRA = '_extra_state'
+
 # Those of FSDP2 and of mmzero cut or gather.
 _ENGINES = ('torch.distributed.', 'mmzero.')
 
@@ -71,9 +74,10 @@ def taken_by(model: nn.Module, state: Mapping[str, Any]) -> Taken:
         # That nothing is copied into stand-ins is what is meant.
         warnings.filterwarnings('ignore', message='.*copying from a non-meta parameter')
         saved_as = {id(value): name for name, value in model.state_dict(keep_vars=True).items()}
-        load(model, dict(state), '')
-    # As MMEngine has it.
-    found.missing = [name for name in found.missing if not name.endswith('num_batches_tracked')]
+        # What modules save by get_extra_state goes into the model itself, on every rank.
+        load(model, {name: value for name, value in state.items() if not name.endswith(_EXTRA)}, '')
+    # Of counters as MMEngine has it.
+    found.missing = [name for name in found.missing if name not in state and not name.endswith('num_batches_tracked')]
     return found
 
 

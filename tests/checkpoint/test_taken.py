@@ -130,6 +130,26 @@ def test_models_with_hooks(model: nn.Module, expected: bool) -> None:
     assert has_hooks(model) is expected
 
 
+class Remembers(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.seen = 0
+
+    def get_extra_state(self) -> int:
+        return self.seen
+
+    def set_extra_state(self, state: int) -> None:
+        self.seen = state
+
+
+def test_extra_state_is_neither_set_nor_missing() -> None:
+    model, source = Remembers(), Remembers()
+    source.seen = 3
+    taken = taken_by(model, source.state_dict())
+    assert (model.seen, taken.missing, taken.left, sorted(taken.values)) == (0, [], [], ['bias', 'weight'])
+    assert taken_by(model, dict(weight=model.weight, bias=model.bias)).missing == ['_extra_state']
+
+
 def test_a_failing_hook_leaves_the_model_as_it_was() -> None:
     model = Resizes()
 
