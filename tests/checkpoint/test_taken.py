@@ -142,6 +142,16 @@ class Remembers(nn.Linear):
         self.seen = state
 
 
+def test_what_stands_for_tensors_that_are_not_read() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), Resizes())
+    state = {name: value.to('meta') for name, value in model.state_dict().items()}
+    state['1.position'] = torch.rand(1, 9, 3)
+    taken = taken_by(model, state)
+    assert (taken.faults, taken.missing, taken.left) == ([], ['1.index'], [])
+    assert {name for name, value in taken.values.items() if not value.is_meta} == {'1.position'}
+    assert taken.values['1.position'].shape == (1, 4, 3)
+
+
 def test_extra_state_is_neither_set_nor_missing() -> None:
     model, source = Remembers(), Remembers()
     source.seen = 3
