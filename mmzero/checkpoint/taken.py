@@ -113,7 +113,7 @@ def _loaded(
             # What a class has computed while it loaded is in the module.
             is_computed = _loads_by_itself(module) and not target.is_meta and not value.is_meta
             yield name, target.detach() if is_computed else value
-        elif name in before and value is None and not torch.equal(before[name], target):
+        elif name in before and value is None and not (target.is_meta or torch.equal(before[name], target)):
             yield name, target.detach()
 
 
