@@ -79,7 +79,8 @@ def taken_by(model: nn.Module, state: Mapping[str, Any]) -> Taken:
         # What modules save by get_extra_state goes into the model itself, on every rank.
         load(model, {name: value for name, value in state.items() if not name.endswith(_EXTRA)}, '')
     # Of counters as MMEngine has it.
-    found.missing = [name for name in found.missing if name not in state and not name.endswith('num_batches_tracked')]
+    kept = {name for name in state if name.endswith(_EXTRA)}
+    found.missing = [name for name in found.missing if name not in kept and not name.endswith('num_batches_tracked')]
     return found
 
 
