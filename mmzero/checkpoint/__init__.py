@@ -1,6 +1,12 @@
 """Checkpoints, without pickled objects: one full ``.pth`` in the OpenMMLab layout, or a folder of shards."""
 
-from mmzero.checkpoint.load import fitting_state, is_extra_state, load_extra_states, load_into_real
+from mmzero.checkpoint.load import (
+    fitting_shards,
+    fitting_state,
+    is_extra_state,
+    load_extra_states,
+    load_into_real,
+)
 from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, matching_names
 from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
@@ -32,6 +38,7 @@ __all__ = [
     'clean_names',
     'contents_of',
     'fitting_names',
+    'fitting_shards',
     'fitting_state',
     'gather_random_states',
     'is_extra_state',

@@ -1,7 +1,6 @@
 """Weights in ``.safetensors`` files: one, or a folder as transformers writes it."""
 
 import importlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
+from mmzero.checkpoint.others.index import names_by_file
 from mmzero.errors import CheckpointError
 
 SUFFIX = '.safetensors'
@@ -44,15 +44,7 @@ def files_of(path: str | os.PathLike) -> list[str]:
     index = _index_of(Path(path))
     if index is None:
         return [str(_only_file(Path(path)))]
-    try:
-        names = json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f'{index} is no index of {SUFFIX} files: {type(error).__name__}: {error}') from error
-    files = [index.parent / name for name in sorted(set(names))]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise CheckpointError(f'{index} names {", ".join(missing)}, which {index.parent} does not hold')
-    return [str(file) for file in files]
+    return [str(file) for file in names_by_file(index)]
 
 
 def _index_of(path: Path) -> Path | None:

@@ -21,6 +21,7 @@ from mmzero.checkpoint import (
     check_files,
     clean_name,
     contents_of,
+    fitting_shards,
     fitting_state,
     gather_random_states,
     is_extra_state,
@@ -244,7 +245,8 @@ class CheckpointMixin(Runner):
         if self._wrapper is None:
             on_rank0(lambda: load_into_real(model, wanted, checkpoint, filename, strict, revise_keys))
         else:
-            state = on_rank0(lambda: fitting_state(wanted, checkpoint['state_dict'], filename, strict, revise_keys))
+            saved = checkpoint['state_dict']
+            state = on_rank0(lambda: fitting_state(model, wanted, saved, filename, strict, revise_keys))
             self._wrapper.engine.load_model_state(state or {})
         load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)
         self.logger.info(f'loaded weights from {filename}')
@@ -261,14 +263,15 @@ class CheckpointMixin(Runner):
         checkpoint = to_load(rest, known)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
         wanted = self._wrapper.engine.sharded_state()
-        fitting = fitting_state(wanted, checkpoint['state_dict'], folder, strict, revise_keys)
+        model = bare_model(self.model)
+        fitting = fitting_shards(model, wanted, checkpoint['state_dict'], folder, strict, revise_keys)
         load_saved([(saved, wanted[name]) for name, saved in fitting.items() if isinstance(saved, SavedTensor)])
         # What a hook has put there.
         given = {name: value for name, value in fitting.items() if not isinstance(value, SavedTensor)}
         if given:
             self._wrapper.engine.load_model_state(given)
         self._wrapper.engine.refresh()
-        _load_extra_states(bare_model(self.model), wanted, checkpoint['state_dict'], revise_keys)
+        _load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)
         self.logger.info(f'loaded weights from {folder}')
         return checkpoint
 
