@@ -5,7 +5,7 @@ from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, matc
 from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
-from mmzero.checkpoint.read import placeholders, read_checkpoint, safe_loading
+from mmzero.checkpoint.read import placeholders, read_checkpoint, read_meta, safe_loading
 from mmzero.checkpoint.sharded import (
     BackgroundSave,
     SavedTensor,
@@ -21,18 +21,21 @@ from mmzero.checkpoint.sharded import (
     tensors_in,
     to_load,
 )
+from mmzero.checkpoint.shared import check_shared, is_folder_of_all
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
     'BackgroundSave',
     'SavedTensor',
     'check_files',
+    'check_shared',
     'clean_name',
     'clean_names',
     'fitting_names',
     'fitting_state',
     'gather_random_states',
     'is_extra_state',
+    'is_folder_of_all',
     'is_sharded',
     'load_extra_states',
     'load_into_real',
@@ -48,6 +51,7 @@ __all__ = [
     'pretrained_loading',
     'random_state',
     'read_checkpoint',
+    'read_meta',
     'safe_loading',
     'save_sharded',
     'set_random_state',

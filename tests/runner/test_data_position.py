@@ -7,7 +7,7 @@ import pytest
 from mmengine.runner import EpochBasedTrainLoop
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from mmzero.runner.data_position import go_on_within_epoch, position_in_epoch
+from mmzero.runner.data_position import go_on, position_of
 
 
 class Pairs(BatchSampler):
@@ -69,10 +69,10 @@ def loader_of(cls: Any, size: int) -> DataLoader:
 def test_what_is_passed_over(cls: Any, size: int, ranks: int, first: int, text: str | None) -> None:
     """Two batches of two samples are done, by one rank; the sampler here gives every rank the same."""
     before = loop_of(loader_of(cls, 2))
-    position = position_in_epoch(before, 6 + 2, 1, 1)
+    position = position_of(before, 6 + 2, 1, 1)
     assert position is not None
     loop = loop_of(loader_of(cls, size))
-    lost = go_on_within_epoch(loop, position, 1, ranks)
+    lost = go_on(loop, position, 1, 0, ranks)
     assert next(iter(loop.dataloader))[0] == first
     assert next(iter(loop.dataloader))[0] == 0
     assert lost is None if text is None else text in str(lost)
@@ -81,5 +81,5 @@ def test_what_is_passed_over(cls: Any, size: int, ranks: int, first: int, text: 
 
 def test_no_position() -> None:
     loop = loop_of(loader_of(None, 2))
-    assert position_in_epoch(loop, 6, 1, 1) is None
-    assert position_in_epoch(SimpleNamespace(dataloader=loop.dataloader), 8, 1, 1) is None
+    assert position_of(loop, 6, 1, 1) is None
+    assert position_of(SimpleNamespace(dataloader=loop.dataloader), 8, 1, 1) is None

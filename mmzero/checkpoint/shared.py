@@ -1,0 +1,105 @@
+"""Whether all ranks see one file system, told before anything depends on it."""
+
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from mmzero.checkpoint.sharded.folder import is_sharded
+from mmzero.engines import on_rank0
+from mmzero.errors import CheckpointError
+
+# For which a network file system may be late.
+PATIENCE_SECONDS = 3.0
+_PAUSE_SECONDS = 0.1
+
+
+def check_shared(folder: str | os.PathLike) -> None:
+    """Check that every rank sees what rank 0 writes in a folder, and may write there itself. Collective.
+
+    Args:
+        folder (str or PathLike): Where sharded checkpoints will be; made where it is not there.
+
+    Raises:
+        CheckpointError: On every rank, if one does not.
+    """
+    box = [on_rank0(lambda: _make(folder))]
+    dist.broadcast_object_list(box, src=0)
+    made = Path(str(box[0]))
+    try:
+        _raise_if_any(folder, _late(lambda: _touch(made / str(dist.get_rank()))))
+    finally:
+        if dist.get_rank() == 0:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def is_folder_of_all(path: str) -> bool:
+    """Say whether a checkpoint is a folder, as sharded ones are. Collective.
+
+    Args:
+        path (str): The checkpoint.
+
+    Returns:
+        bool: Rank 0's answer.
+
+    Raises:
+        CheckpointError: On every rank, if it is one and not all ranks see it.
+    """
+    box = [is_sharded(path)]
+    dist.broadcast_object_list(box, src=0)
+    if box[0]:
+        _raise_if_any(path, _late(lambda: None if is_sharded(path) else 'does not see'))
+    return bool(box[0])
+
+
+def _make(folder: str | os.PathLike) -> str:
+    made = Path(folder, f'.mmzero-{uuid.uuid4().hex}')
+    try:
+        made.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(
+            f'checkpoints cannot be saved to {folder}: {error}; set work_dir, or out_dir of default_hooks.checkpoint, '
+            'to a folder that can be written to'
+        ) from error
+    return str(made)
+
+
+def _touch(path: Path) -> str | None:
+    """Write a file; says what this rank cannot do."""
+    try:
+        path.touch()
+    except FileNotFoundError:
+        return 'does not see'
+    except OSError as error:
+        return f'cannot write ({error.strerror}) beside'
+    return None
+
+
+def _late(fault: Callable[[], str | None]) -> str | None:
+    """Say what stays wrong."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (found := fault()) is not None and time.monotonic() < end:
+        time.sleep(_PAUSE_SECONDS)
+    return found
+
+
+def _raise_if_any(folder: str | os.PathLike, own: str | None) -> None:
+    """Let all ranks raise the same, if one has a fault. Collective."""
+    everyones: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, (socket.gethostname(), own))
+    wrong = [(rank, host, fault) for rank, (host, fault) in enumerate(everyones) if fault is not None]
+    if not wrong:
+        return
+    rank, host, fault = wrong[0]
+    more = f' (and {len(wrong) - 1} more ranks)' if len(wrong) > 1 else ''
+    raise CheckpointError(
+        f'{folder}: rank {rank} on {host}{more} {fault} what rank 0 on {everyones[0][0]} has there. Sharded '
+        'checkpoints need a folder that all ranks share and may write to, and nodes may have disks of their own: set '
+        'work_dir, or out_dir of default_hooks.checkpoint, to one that is shared; or use '
+        "checkpoint=dict(format='full'), which rank 0 alone writes and reads"
+    )
