@@ -137,7 +137,8 @@ class BatchesFrom:
         self._sampler, self._first = sampler, [first]
 
     def __iter__(self) -> Iterator[Any]:
-        return self._first.pop()() if self._first else iter(self._sampler)
+        # Once a batch is asked for: a loader with workers iterates twice, and takes batches of the second one alone.
+        yield from self._first.pop()() if self._first else self._sampler
 
     def __len__(self) -> int:
         return len(self._sampler)
