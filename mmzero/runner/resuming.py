@@ -10,6 +10,7 @@ what lies in the work_dir may be of another run.
 
 import os
 import uuid
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
@@ -23,7 +24,11 @@ from mmzero.hooks import RandomStateHook
 from mmzero.runner.data_position import go_on
 from mmzero.wrappers.several import each
 
-_PROCESS = uuid.uuid4().hex
+
+@cache
+def _process() -> str:
+    """Name this process; not as it is imported, which processes may do before they fork."""
+    return uuid.uuid4().hex
 
 
 class ResumeMixin(Runner):
@@ -76,7 +81,7 @@ class ResumeMixin(Runner):
             # What is damaged is told as it is loaded.
             return False
         saved = meta.get('launch') or dict(starts=[], process=None)
-        return not set(saved['starts']).isdisjoint(self._launch['starts']) and saved['process'] != _PROCESS
+        return not set(saved['starts']).isdisjoint(self._launch['starts']) and saved['process'] != _process()
 
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Resume weights, optimizer, schedulers, counters and random states. Collective.
@@ -126,7 +131,7 @@ class ResumeMixin(Runner):
 def _launch_of_all() -> dict[str, Any] | None:
     """Name the start of torchrun, on each node, and rank 0's process. Collective."""
     everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, (launch_of_torchrun(), _PROCESS))
+    dist.all_gather_object(everyones, (launch_of_torchrun(), _process()))
     starts = sorted({start for start, _ in everyones if start is not None})
     return dict(starts=starts, process=everyones[0][1]) if starts else None
 
