@@ -10,7 +10,7 @@ from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.options import Clip, StepOptions, StepOutcome
 from mmzero.engines.outside_tree import materialize_outside, modules_outside_of
-from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
+from mmzero.engines.process_group import LAUNCHERS, init_process_group, is_on_first_node, world_size_of
 from mmzero.engines.rank0 import on_rank0, together
 from mmzero.engines.shard_state import by_name, by_number
 from mmzero.engines.shares import engine_for
@@ -35,6 +35,7 @@ __all__ = [
     'engine_for',
     'failed',
     'init_process_group',
+    'is_on_first_node',
     'materialize_outside',
     'meet',
     'modules_outside_of',

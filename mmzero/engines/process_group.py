@@ -75,6 +75,15 @@ def ranks_per_node() -> int | None:
     return int(tasks[1]) if tasks else None
 
 
+def is_on_first_node() -> bool:
+    """Say whether this process is on the node of rank 0, whose files rank 0 reads.
+
+    Returns:
+        bool: True where no launcher tells.
+    """
+    return os.environ.get('GROUP_RANK', os.environ.get('SLURM_NODEID', '0')) == '0'
+
+
 _STARTERS = {'pytorch': 'torchrun', 'slurm': 'srun', 'mpi': 'mpirun'}
 
 

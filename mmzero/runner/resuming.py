@@ -70,18 +70,7 @@ class ResumeMixin(Runner):
         if self._launch is None and not self._resume:
             return False, None, []
         source, skipped = latest_checkpoint(self.work_dir)
-        return source is not None and self._has_saved(source), source, skipped
-
-    def _has_saved(self, source: str) -> bool:
-        if self._launch is None:
-            return False
-        try:
-            meta = load_rest(source).get('meta', {}) if is_sharded(source) else read_meta(source)
-        except CheckpointError:
-            # What is damaged is told as it is loaded.
-            return False
-        saved = meta.get('launch') or dict(starts=[], process=None)
-        return not set(saved['starts']).isdisjoint(self._launch['starts']) and saved['process'] != _process()
+        return _is_of_launch(source, self._launch), source, skipped
 
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Resume weights, optimizer, schedulers, counters and random states. Collective.
@@ -134,6 +123,34 @@ def _launch_of_all() -> dict[str, Any] | None:
     dist.all_gather_object(everyones, (launch_of_torchrun(), _process()))
     starts = sorted({start for start, _ in everyones if start is not None})
     return dict(starts=starts, process=everyones[0][1]) if starts else None
+
+
+def _is_of_launch(source: str | None, launch: dict[str, Any] | None) -> bool:
+    """Whether a checkpoint was saved under a start of torchrun, by an earlier process."""
+    if source is None or launch is None:
+        return False
+    try:
+        meta = load_rest(source).get('meta', {}) if is_sharded(source) else read_meta(source)
+    except CheckpointError:
+        # What is damaged is told as it is loaded.
+        return False
+    saved = meta.get('launch') or dict(starts=[], process=None)
+    return not set(saved['starts']).isdisjoint(launch['starts']) and saved['process'] != launch['process']
+
+
+def has_saved_before(work_dir: str | None) -> bool:
+    """Say whether torchrun has started this run again, and it has saved before. On any rank, without communication.
+
+    Args:
+        work_dir (str, optional): Where it saves.
+
+    Returns:
+        bool: Whether it has; False where torchrun does not tell by which start this process is.
+    """
+    start = launch_of_torchrun()
+    if start is None or work_dir is None or not os.path.isfile(os.path.join(work_dir, 'last_checkpoint')):
+        return False
+    return _is_of_launch(find_latest_checkpoint(work_dir), dict(starts=[start], process=_process()))
 
 
 def latest_checkpoint(work_dir: str) -> tuple[str | None, list[str]]:
