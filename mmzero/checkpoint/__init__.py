@@ -21,7 +21,7 @@ from mmzero.checkpoint.sharded import (
     tensors_in,
     to_load,
 )
-from mmzero.checkpoint.shared import check_shared, is_folder_of_all
+from mmzero.checkpoint.shared import check_shared, check_writable, is_folder_of_all
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     'SavedTensor',
     'check_files',
     'check_shared',
+    'check_writable',
     'clean_name',
     'clean_names',
     'fitting_names',

@@ -38,6 +38,18 @@ def check_shared(folder: str | os.PathLike) -> None:
             shutil.rmtree(made, ignore_errors=True)
 
 
+def check_writable(folder: str | os.PathLike) -> None:
+    """Check that rank 0 may write in a folder. Collective.
+
+    Args:
+        folder (str or PathLike): Where full checkpoints will be; made where it is not there.
+
+    Raises:
+        CheckpointError: On every rank, if it may not.
+    """
+    on_rank0(lambda: os.rmdir(_make(folder)))
+
+
 def is_folder_of_all(path: str) -> bool:
     """Say whether a checkpoint is a folder, as sharded ones are. Collective.
 

@@ -7,7 +7,7 @@ from typing import Any
 import mmengine
 import torch
 import torch.distributed as dist
-from mmengine.fileio import join_path
+from mmengine.fileio import LocalBackend, get_file_backend, join_path
 from mmengine.model import BaseTTAModel
 from mmengine.utils import get_git_hash
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from mmzero.checkpoint import (
     BackgroundSave,
     SavedTensor,
     check_files,
+    check_shared,
+    check_writable,
     clean_name,
     fitting_state,
     gather_random_states,
@@ -39,7 +41,7 @@ from mmzero.checkpoint import (
 from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
 from mmzero.engines import meet, on_rank0, together
-from mmzero.hooks import ShardedEMA, ZeroCheckpointHook, note_last
+from mmzero.hooks import PreemptionHook, ShardedEMA, ZeroCheckpointHook, note_last
 from mmzero.runner.data_position import position_of
 from mmzero.runner.resuming import ResumeMixin
 from mmzero.runner.shards import optimizer_parts
@@ -130,6 +132,18 @@ class CheckpointMixin(ResumeMixin):
             tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
         save = save_sharded if self._background is None else self._background.start
         save({**tensors, **shards}, rest, path)
+
+    def check_folder(self) -> None:
+        """Tell before anything is built of a folder where no checkpoint can be saved. Collective.
+
+        Raises:
+            CheckpointError: On every rank, if rank 0 cannot write there, or for sharded ones any rank.
+        """
+        hook = next((hook for hook in self.hooks if isinstance(hook, ZeroCheckpointHook)), None)
+        folder = getattr(hook, 'out_dir', None) or self.work_dir
+        saves = hook is not None or any(isinstance(hook, PreemptionHook) for hook in self.hooks)
+        if saves and isinstance(get_file_backend(folder), LocalBackend):
+            (check_shared if self.saves_shards else check_writable)(folder)
 
     def save_now(self, name: str, meta: dict) -> None:
         """Save a checkpoint beside those of the hook, which ``resume`` finds. Collective.

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch.distributed as dist
 from mmengine.config import Config
-from mmengine.fileio import LocalBackend, get_file_backend
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.model import BaseTTAModel, convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval
@@ -19,14 +18,13 @@ from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import BackgroundSave, check_shared, is_folder_of_all, nothing_loaded, pretrained_loading
+from mmzero.checkpoint import BackgroundSave, is_folder_of_all, nothing_loaded, pretrained_loading
 from mmzero.config import Faults, read_checkpoint_config
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
 from mmzero.hooks import (
     HostMemoryHook,
     RandomStateHook,
-    ZeroCheckpointHook,
     average_statistics,
     is_sync_norm,
     keeping_the_last,
@@ -179,7 +177,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self._training = True
         self._check_files('train', 'val')
         with self._blaming():
-            self._check_folder()
+            self.check_folder()
             self.find_checkpoint()
             if self._train_loop is not None:
                 self._train_loop = self.build_train_loop(self._train_loop)
@@ -277,13 +275,6 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         for path, advice in missing_data({**self.cfg, **self._given}, splits):
             faults.add(path, advice)
         faults.raise_if_any()
-
-    def _check_folder(self) -> None:
-        """Tell before anything is built of a folder for sharded checkpoints that is not all ranks'."""
-        hook = next((hook for hook in self.hooks if isinstance(hook, ZeroCheckpointHook)), None)
-        folder = getattr(hook, 'out_dir', None) or self.work_dir
-        if self.saves_shards and isinstance(get_file_backend(folder), LocalBackend):
-            check_shared(folder)
 
     def prepare(self) -> None:
         """Steps 4 to 7, once. Collective.

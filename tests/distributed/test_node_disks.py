@@ -30,7 +30,9 @@ def on_own_disk(folder: str) -> None:
     shared.PATIENCE_SECONDS = 0.2
 
 
-def trained(folder: str, sharded: bool, iterations: int = 4, **changes: Any) -> tuple[Any, list[float]]:
+def trained(
+    folder: str, sharded: bool, iterations: int = 4, saving: dict | None = None, **changes: Any
+) -> tuple[Any, list[float]]:
     torch.manual_seed(0)
     runner = vector_runner(
         folder,
@@ -39,7 +41,7 @@ def trained(folder: str, sharded: bool, iterations: int = 4, **changes: Any) -> 
         val_cfg=None,
         val_dataloader=None,
         val_evaluator=None,
-        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=2, by_epoch=False)),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=2, by_epoch=False, **(saving or {}))),
         cfg=dict(
             model_wrapper_cfg=dict(type='ZeroModelWrapper', stage=3),
             checkpoint=dict(format='sharded' if sharded else 'full'),
@@ -112,6 +114,10 @@ def read_only(folder: str) -> list[str]:
     with refused(faults, CheckpointError, f'checkpoints cannot be saved to {folder}', 'Read-only file system'):
         with patch.object(Path, 'mkdir', side_effect=error):
             check_shared(folder)
+    with refused(faults, CheckpointError, f'checkpoints cannot be saved to {folder}/file', 'Not a directory'):
+        if dist.get_rank() == 0:
+            Path(folder, 'file').write_text('')
+        trained(f'{folder}/run', False, saving=dict(out_dir=f'{folder}/file'))
     check_shared(folder)
     return faults + [f'{name} is left' for name in files(folder)]
 
