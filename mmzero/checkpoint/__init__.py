@@ -6,11 +6,14 @@ from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
 from mmzero.checkpoint.read import placeholders, read_checkpoint, read_meta, safe_loading
+from mmzero.checkpoint.safetensors_files import is_safetensors
 from mmzero.checkpoint.sharded import (
     BackgroundSave,
     SavedTensor,
     check_files,
+    contents_of,
     is_sharded,
+    is_whole,
     load_rest,
     load_saved,
     newest_complete,
@@ -18,26 +21,28 @@ from mmzero.checkpoint.sharded import (
     save_sharded,
     split,
     state_of,
-    tensors_in,
     to_load,
 )
-from mmzero.checkpoint.shared import check_shared, check_writable, is_folder_of_all
+from mmzero.checkpoint.shared import check_seen, check_shared, check_writable
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
     'BackgroundSave',
     'SavedTensor',
     'check_files',
+    'check_seen',
     'check_shared',
     'check_writable',
     'clean_name',
     'clean_names',
+    'contents_of',
     'fitting_names',
     'fitting_state',
     'gather_random_states',
     'is_extra_state',
-    'is_folder_of_all',
+    'is_safetensors',
     'is_sharded',
+    'is_whole',
     'load_extra_states',
     'load_into_real',
     'load_rest',
@@ -58,7 +63,6 @@ __all__ = [
     'set_random_state',
     'split',
     'state_of',
-    'tensors_in',
     'to_load',
     'write_checkpoint',
 ]

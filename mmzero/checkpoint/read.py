@@ -13,9 +13,10 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.utils import apply_to
 
-from mmzero._compat import alone_in_checkpoint_io, numpy_pickle_globals
+from mmzero._compat import alone_in_checkpoint_io, mapped_files, numpy_pickle_globals
 from mmzero.checkpoint.names import clean_names
 from mmzero.checkpoint.plain import message_hub_state
+from mmzero.checkpoint.safetensors_files import is_safetensors, read_safetensors
 from mmzero.errors import CheckpointError
 
 
@@ -62,10 +63,14 @@ def safe_loading() -> Iterator[None]:
 
 
 def read_checkpoint(filename: str, wanted: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a checkpoint of mmzero or MMEngine, or a bare state dict. On one rank, without communication.
+    """Read a checkpoint of mmzero or MMEngine, or weights alone. On one rank, without communication.
+
+    Memory: local files are mapped, so that the kernel reads what is copied out of them, and can let go of it again.
+    Old ones, from before torch 1.6, and what a URL names are read whole.
 
     Args:
-        filename (str): A path, or a URL that MMEngine's CheckpointLoader knows.
+        filename (str): A path, that of a folder as transformers writes it, or a URL that MMEngine's CheckpointLoader
+            knows.
         wanted (Iterable[str]): Names of the model's weights, which tell what in the file's names is a wrapper's.
             Defaults to none: not known.
 
@@ -76,8 +81,9 @@ def read_checkpoint(filename: str, wanted: Iterable[str] = ()) -> dict[str, Any]
         CheckpointError: If it is not there, is damaged, or holds something that is not allowed.
     """
     try:
-        with safe_loading():
-            loaded = CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger='silent')
+        loaded = dict(state_dict=read_safetensors(filename)) if is_safetensors(filename) else _load(filename)
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f'no checkpoint at {filename}{_others(filename)}') from None
     except Exception as error:
@@ -101,6 +107,18 @@ def read_meta(path: str) -> dict[str, Any]:
     except Exception:  # noqa: BLE001
         # Of what is no checkpoint, anything may be raised.
         return {}
+
+
+def _load(filename: str) -> Any:
+    with safe_loading():
+        try:
+            with mapped_files():
+                return CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger='silent')
+        except (RuntimeError, ValueError) as error:
+            # What torch says of files that are no zip, and of what is no file.
+            if 'mmap' not in str(error):
+                raise
+        return CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger='silent')
 
 
 def _normalised(loaded: Any, filename: str, wanted: Iterable[str]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from mmzero.checkpoint.sharded.folder import is_sharded
-from mmzero.engines import on_rank0
+from mmzero.engines import from_rank0, on_rank0
 from mmzero.errors import CheckpointError
 
 # For which a network file system may be late.
@@ -28,9 +27,7 @@ def check_shared(folder: str | os.PathLike) -> None:
     Raises:
         CheckpointError: On every rank, if one does not.
     """
-    box = [on_rank0(lambda: _make(folder))]
-    dist.broadcast_object_list(box, src=0)
-    made = Path(str(box[0]))
+    made = Path(from_rank0(lambda: _make(folder)))
     try:
         _raise_if_any(folder, _late(lambda: _touch(made / str(dist.get_rank()))))
     finally:
@@ -50,23 +47,16 @@ def check_writable(folder: str | os.PathLike) -> None:
     on_rank0(lambda: os.rmdir(_make(folder)))
 
 
-def is_folder_of_all(path: str) -> bool:
-    """Say whether a checkpoint is a folder, as sharded ones are. Collective.
+def check_seen(path: str | os.PathLike) -> None:
+    """Check that every rank sees a checkpoint of which each reads its shards. Collective.
 
     Args:
-        path (str): The checkpoint.
-
-    Returns:
-        bool: Rank 0's answer.
+        path (str or PathLike): The checkpoint, which rank 0 sees.
 
     Raises:
-        CheckpointError: On every rank, if it is one and not all ranks see it.
+        CheckpointError: On every rank, if one does not.
     """
-    box = [is_sharded(path)]
-    dist.broadcast_object_list(box, src=0)
-    if box[0]:
-        _raise_if_any(path, _late(lambda: None if is_sharded(path) else 'does not see'))
-    return bool(box[0])
+    _raise_if_any(path, _late(lambda: None if os.path.exists(path) else 'does not see'))
 
 
 def _make(folder: str | os.PathLike) -> str:
@@ -110,8 +100,8 @@ def _raise_if_any(folder: str | os.PathLike, own: str | None) -> None:
     rank, host, fault = wrong[0]
     more = f' (and {len(wrong) - 1} more ranks)' if len(wrong) > 1 else ''
     raise CheckpointError(
-        f'{folder}: rank {rank} on {host}{more} {fault} what rank 0 on {everyones[0][0]} has there. Sharded '
-        'checkpoints need a folder that all ranks share and may write to, and nodes may have disks of their own: set '
-        'work_dir, or out_dir of default_hooks.checkpoint, to one that is shared; or use '
-        "checkpoint=dict(format='full'), which rank 0 alone writes and reads"
+        f'{folder}: rank {rank} on {host}{more} {fault} what rank 0 on {everyones[0][0]} has there. Of sharded '
+        'checkpoints each rank writes and reads its part, in a folder that all share and may write to; nodes may have '
+        'disks of their own there. Put it on one that is shared (for saves: work_dir, or out_dir of '
+        "default_hooks.checkpoint), or use checkpoint=dict(format='full'), which rank 0 alone writes and reads"
     )

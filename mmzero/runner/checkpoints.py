@@ -17,16 +17,18 @@ from mmzero.checkpoint import (
     BackgroundSave,
     SavedTensor,
     check_files,
+    check_seen,
     check_shared,
     check_writable,
     clean_name,
+    contents_of,
     fitting_state,
     gather_random_states,
     is_extra_state,
-    is_folder_of_all,
+    is_safetensors,
+    is_sharded,
     load_extra_states,
     load_into_real,
-    load_rest,
     load_saved,
     placeholders,
     plain,
@@ -34,13 +36,12 @@ from mmzero.checkpoint import (
     read_checkpoint,
     save_sharded,
     split,
-    tensors_in,
     to_load,
     write_checkpoint,
 )
 from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
-from mmzero.engines import meet, on_rank0, together
+from mmzero.engines import from_rank0, meet, on_rank0, together
 from mmzero.hooks import PreemptionHook, ShardedEMA, ZeroCheckpointHook, note_last
 from mmzero.runner.data_position import position_of
 from mmzero.runner.resuming import ResumeMixin
@@ -243,7 +244,8 @@ class CheckpointMixin(ResumeMixin):
             (_, known), self._read = self._read, None
             return known
         meet(f'load {filename}')
-        if is_folder_of_all(filename):
+        wrapped = self._wrapper is not None
+        if from_rank0(lambda: is_sharded(filename) or (wrapped and is_safetensors(filename))):
             return self._load_shards(filename, strict, revise_keys)
         model = bare_model(self.model)
         # On every rank: it reshards gathered units.
@@ -266,9 +268,8 @@ class CheckpointMixin(ResumeMixin):
         """Load weights of which each rank reads what it holds."""
         if self._wrapper is None:
             raise RuntimeError(f'{folder} is a sharded checkpoint, which is loaded once the model is sharded')
-        box = [on_rank0(lambda: (load_rest(folder), tensors_in(folder)))]
-        dist.broadcast_object_list(box, src=0)
-        rest, known = box[0]  # type: ignore[misc]
+        rest, known = from_rank0(lambda: contents_of(folder))
+        check_seen(folder)
         check_files(folder)
         checkpoint = to_load(rest, known)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)

@@ -18,7 +18,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from mmzero._compat import launch_of_torchrun
 from mmzero.checkpoint import is_sharded, load_rest, newest_complete, read_meta
-from mmzero.engines import on_rank0
+from mmzero.engines import from_rank0
 from mmzero.errors import CheckpointError
 from mmzero.hooks import RandomStateHook
 from mmzero.runner.data_position import go_on
@@ -49,10 +49,8 @@ class ResumeMixin(Runner):
         self._has_looked = True
         if self._training and dist.is_torchelastic_launched():
             self._launch = _launch_of_all()
-        box = [on_rank0(self._look)]
-        dist.broadcast_object_list(box, src=0)
         # Rank 0's answer: another node may not see the file.
-        own, source, skipped = box[0]  # type: ignore[misc]
+        own, source, skipped = from_rank0(self._look)
         if own:
             self._resume = True
             self.logger.warning(f'torchrun has started this run again: it goes on from {source}, which it has saved')

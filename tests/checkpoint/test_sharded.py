@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mmzero.checkpoint import check_files, load_rest, load_saved, newest_complete, save_sharded, state_of, tensors_in
+from mmzero.checkpoint import check_files, load_saved, newest_complete, save_sharded, state_of
 from mmzero.checkpoint.sharded import folder as folders
-from mmzero.checkpoint.sharded import load_tensors
+from mmzero.checkpoint.sharded import load_rest, load_tensors, tensors_in
 from mmzero.errors import CheckpointError
 from tests.distributed.cases import damage
 

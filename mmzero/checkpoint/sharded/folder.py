@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmzero.checkpoint.safetensors_files import is_safetensors
 from mmzero.errors import CheckpointError
 
 MARKER = 'complete.json'
@@ -166,9 +167,9 @@ def is_sharded(path: str | os.PathLike) -> bool:
         path (str or PathLike): A path.
 
     Returns:
-        bool: Whether it is.
+        bool: Whether it is; a folder of ``.safetensors`` files is none.
     """
-    return os.path.isdir(path)
+    return os.path.isdir(path) and not is_safetensors(path)
 
 
 def state_of(path: str | os.PathLike) -> FolderState:

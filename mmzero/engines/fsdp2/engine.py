@@ -21,6 +21,7 @@ from mmzero._compat import (
     keep_requires_grad,
     reduce_in_one_dtype,
     reduce_root_last,
+    return_freed_memory,
     set_reduce_scatter_unused_params,
 )
 from mmzero.engines.buffers import BufferBroadcast
@@ -110,6 +111,8 @@ class FSDP2Engine(ParamGradEngine):
             made = materialize_parameters([params.pop(name) for name in unit.params], slots, self.device)
             whole += itertools.compress(made, unit.is_whole)
             sharding.shard(model.get_submodule(unit.name), unit, set(whole))
+            del made
+            return_freed_memory()
         root = model.get_submodule(plan.root.name)
         if not isinstance(root, FSDPModule):
             raise RuntimeError('fully_shard left the model as it was')
