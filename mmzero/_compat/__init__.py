@@ -27,12 +27,14 @@ from mmzero._compat.fsdp2 import (
     set_reduce_scatter_unused_params,
     shared_post_forward_meshes,
 )
+from mmzero._compat.loops import InfiniteIterator
 from mmzero._compat.memory import profiled_events, return_freed_memory, use_expandable_segments
 from mmzero._compat.processes import (
     broadcast_coalesced,
     ddp_buffer_arguments,
     default_store,
     group_timeout,
+    launch_of_torchrun,
     pretended_process_group,
     size_of_group,
 )
@@ -40,6 +42,7 @@ from mmzero._compat.processes import (
 __all__ = [
     'DoubleBackward',
     'HAS_REDUCE_SCATTER_UNUSED_PARAMS',
+    'InfiniteIterator',
     'TorchDispatchMode',
     'TorchFunctionMode',
     'alone_in_checkpoint_io',
@@ -59,6 +62,7 @@ __all__ = [
     'is_of_compiled_backward',
     'keep_requires_grad',
     'kept_gathered',
+    'launch_of_torchrun',
     'local_tensor',
     'mapped_files',
     'numpy_pickle_globals',

@@ -11,7 +11,7 @@ from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, matc
 from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
-from mmzero.checkpoint.read import placeholders, read_checkpoint, safe_loading
+from mmzero.checkpoint.read import placeholders, read_checkpoint, read_meta, safe_loading
 from mmzero.checkpoint.safetensors_files import is_safetensors
 from mmzero.checkpoint.sharded import (
     BackgroundSave,
@@ -20,6 +20,7 @@ from mmzero.checkpoint.sharded import (
     contents_of,
     is_sharded,
     is_whole,
+    load_rest,
     load_saved,
     newest_complete,
     optimizer_prefix,
@@ -28,12 +29,16 @@ from mmzero.checkpoint.sharded import (
     state_of,
     to_load,
 )
+from mmzero.checkpoint.shared import check_seen, check_shared, check_writable
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
     'BackgroundSave',
     'SavedTensor',
     'check_files',
+    'check_seen',
+    'check_shared',
+    'check_writable',
     'clean_name',
     'clean_names',
     'contents_of',
@@ -47,6 +52,7 @@ __all__ = [
     'is_whole',
     'load_extra_states',
     'load_into_real',
+    'load_rest',
     'load_saved',
     'matching_names',
     'message_hub_state',
@@ -58,6 +64,7 @@ __all__ = [
     'pretrained_loading',
     'random_state',
     'read_checkpoint',
+    'read_meta',
     'safe_loading',
     'save_sharded',
     'set_random_state',

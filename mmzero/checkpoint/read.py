@@ -83,6 +83,23 @@ def read_checkpoint(filename: str, wanted: Mapping[str, Any] | None = None) -> d
     return _normalised(loaded, filename, wanted or {})
 
 
+def read_meta(path: str) -> dict[str, Any]:
+    """Read what a file says of the run that saved it, and no tensor. On one rank, without communication.
+
+    Args:
+        path (str): A local file.
+
+    Returns:
+        dict: Its ``meta``; empty where it is no file of mmzero's.
+    """
+    try:
+        found = torch.load(path, map_location='cpu', mmap=True, weights_only=True)
+        return dict(found['meta'])
+    except Exception:  # noqa: BLE001
+        # Of what is no checkpoint, anything may be raised.
+        return {}
+
+
 def _load(filename: str, wanted: Mapping[str, Any]) -> Any:
     if is_safetensors(filename):
         return dict(state_dict=read_safetensors(filename))
