@@ -12,14 +12,12 @@ from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
 from mmzero.checkpoint.read import placeholders, read_checkpoint, read_meta, safe_loading
-from mmzero.checkpoint.safetensors_files import is_safetensors
 from mmzero.checkpoint.sharded import (
     BackgroundSave,
     SavedTensor,
     check_files,
     contents_of,
     is_sharded,
-    is_whole,
     load_rest,
     load_saved,
     newest_complete,
@@ -29,7 +27,7 @@ from mmzero.checkpoint.sharded import (
     state_of,
     to_load,
 )
-from mmzero.checkpoint.shared import check_seen, check_shared, check_writable
+from mmzero.checkpoint.shared import check_seen, check_shared, check_writable, each_reads
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
@@ -42,14 +40,13 @@ __all__ = [
     'clean_name',
     'clean_names',
     'contents_of',
+    'each_reads',
     'fitting_names',
     'fitting_shards',
     'fitting_state',
     'gather_random_states',
     'is_extra_state',
-    'is_safetensors',
     'is_sharded',
-    'is_whole',
     'load_extra_states',
     'load_into_real',
     'load_rest',

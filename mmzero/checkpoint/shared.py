@@ -5,11 +5,14 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
+from mmzero.checkpoint.safetensors_files import is_safetensors
+from mmzero.checkpoint.sharded import is_sharded, is_whole
 from mmzero.engines import from_rank0, on_rank0
 from mmzero.errors import CheckpointError
 
@@ -57,6 +60,31 @@ def check_seen(path: str | os.PathLike) -> None:
         CheckpointError: On every rank, if one does not.
     """
     _raise_if_any(path, _late(lambda: None if os.path.exists(path) else 'does not see'))
+
+
+def each_reads(path: str, wanted: Mapping[str, Any] | None = None) -> bool:
+    """Say whether each rank reads its own shards of a checkpoint, rather than rank 0 all of it. Collective.
+
+    Args:
+        path (str): The checkpoint.
+        wanted (Mapping[str, Any], optional): The state dict of a model that is not sharded yet, and may still make
+            something else of the weights. Defaults to None: it is sharded.
+
+    Returns:
+        bool: True for a sharded checkpoint, and for ``.safetensors`` that every rank sees and, before sharding, of
+        which each weight has its name and shape.
+
+    Raises:
+        CheckpointError: On every rank, if ``.safetensors`` cannot be read.
+    """
+    sharded, fits = from_rank0(
+        lambda: (is_sharded(path), is_safetensors(path) and (wanted is None or is_whole(path, wanted)))
+    )
+    if sharded or not fits:
+        return sharded
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, os.path.exists(path))
+    return all(everyones)
 
 
 def _make(folder: str | os.PathLike) -> str:

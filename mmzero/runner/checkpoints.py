@@ -22,11 +22,11 @@ from mmzero.checkpoint import (
     check_writable,
     clean_name,
     contents_of,
+    each_reads,
     fitting_shards,
     fitting_state,
     gather_random_states,
     is_extra_state,
-    is_safetensors,
     is_sharded,
     load_extra_states,
     load_into_real,
@@ -245,8 +245,7 @@ class CheckpointMixin(ResumeMixin):
             (_, known), self._read = self._read, None
             return known
         meet(f'load {filename}')
-        wrapped = self._wrapper is not None
-        if from_rank0(lambda: is_sharded(filename) or (wrapped and is_safetensors(filename))):
+        if from_rank0(lambda: is_sharded(filename)) if self._wrapper is None else each_reads(filename):
             return self._load_shards(filename, strict, revise_keys)
         model = bare_model(self.model)
         # On every rank: it reshards gathered units.

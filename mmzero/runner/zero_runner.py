@@ -18,9 +18,9 @@ from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import BackgroundSave, is_whole, nothing_loaded, pretrained_loading
+from mmzero.checkpoint import BackgroundSave, each_reads, nothing_loaded, pretrained_loading
 from mmzero.config import Faults, read_checkpoint_config
-from mmzero.engines import failed, from_rank0, init_process_group, on_rank0, started
+from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
 from mmzero.hooks import (
     HostMemoryHook,
@@ -339,8 +339,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self.find_checkpoint()
         source = self._load_from
         if source is not None and not self._has_loaded:
-            wanted = bare_model(model).state_dict()
-            if from_rank0(lambda: is_whole(source, wanted)):
+            if each_reads(source, bare_model(model).state_dict()):
                 # Each rank reads its shards, once there are any.
                 return
             checkpoint = self.load_checkpoint(source)

@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mmzero.checkpoint import is_safetensors, is_sharded, is_whole, read_checkpoint
+from mmzero.checkpoint import is_sharded, read_checkpoint
+from mmzero.checkpoint.safetensors_files import is_safetensors
+from mmzero.checkpoint.sharded import is_whole
 from mmzero.errors import CheckpointError
 
 STATE = {'a.weight': torch.arange(12.0).view(4, 3), 'a.bias': torch.ones(4), 'scale': torch.tensor(2.0)}

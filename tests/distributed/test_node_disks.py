@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from mmzero.checkpoint import check_shared, shared
 from mmzero.errors import CheckpointError
@@ -103,6 +104,22 @@ def sharded_source(folder: str) -> list[str]:
     return faults
 
 
+def safetensors_source(folder: str) -> list[str]:
+    """Weights that each rank would read for itself are read by rank 0 where the others do not see them."""
+    on_own_disk(folder)
+    runner, _ = trained(f'{OWN}/source', False, 2)
+    weights = runner.model.engine.model_state()
+    if dist.get_rank() == 0:
+        save_file(weights, 'weights.safetensors')
+    dist.barrier()
+    with patch.dict(os.environ, GROUP_RANK=str(dist.get_rank())):
+        again = vector_runner(f'{OWN}/run', stage=3, load_from=f'{OWN}/weights.safetensors')
+        again.prepare()
+        again.load_or_resume()
+    found = again.model.engine.model_state()
+    return [f'{name} differs' for name, value in weights.items() if not torch.equal(found[name], value)]
+
+
 def read_only(folder: str) -> list[str]:
     """On the second rank, or on the first."""
     shared.PATIENCE_SECONDS = 0.2
@@ -124,7 +141,7 @@ def read_only(folder: str) -> list[str]:
 
 def each(folder: str) -> Faults:
     found: Faults = {}
-    for case in (full, sharded, sharded_source, read_only):
+    for case in (full, sharded, sharded_source, safetensors_source, read_only):
         path = f'{folder}/{case.__name__}'
         if dist.get_rank() == 0:
             os.mkdir(path)

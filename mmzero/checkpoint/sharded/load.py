@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from mmzero.checkpoint.names import clean_names
 from mmzero.checkpoint.safetensors_files import SafetensorsReader, is_safetensors
-from mmzero.checkpoint.sharded.folder import FolderState, check_sums, is_sharded, state_of
+from mmzero.checkpoint.sharded.folder import FolderState, check_sums, state_of
 from mmzero.checkpoint.sharded.reader import METADATA, SafeReader
 from mmzero.checkpoint.sharded.save import REST_FILE
 from mmzero.engines import on_rank0, together
@@ -102,22 +102,20 @@ def contents_of(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Save
 
 
 def is_whole(path: str | os.PathLike, wanted: Mapping[str, Any]) -> bool:
-    """Say whether each rank can read its shards, and no more, of all of a model's weights. On one rank.
+    """Say whether ``.safetensors`` hold each weight of a model in its shape. On one rank, without communication.
 
     Otherwise it is the model that makes something of what was saved: it resizes tables, or has other names for weights.
 
     Args:
-        path (str or PathLike): A sharded checkpoint, or another one.
+        path (str or PathLike): As :func:`mmzero.checkpoint.safetensors_files.is_safetensors` takes it.
         wanted (Mapping[str, Any]): The model's state dict.
 
     Returns:
-        bool: True for a sharded checkpoint, and for ``.safetensors`` of which every weight has its name and shape.
+        bool: Whether they do.
 
     Raises:
-        CheckpointError: If the ``.safetensors`` cannot be read.
+        CheckpointError: If they cannot be read.
     """
-    if not is_safetensors(path):
-        return is_sharded(path)
     saved = clean_names(tensors_in(path), wanted)
     shapes = {name: value.shape for name, value in wanted.items() if isinstance(value, Tensor)}
     return all(name in saved and saved[name].shape == shape for name, shape in shapes.items())
