@@ -1,6 +1,5 @@
 """FSDPStrategy, and what all strategies of FlexibleRunner have in common."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,14 +24,6 @@ def migrate_fsdp_strategy(draft: Draft, path: str, strategy: Mapping[str, Any]) 
     if given.get('state_dict_cfg') is None:
         _save_shards(draft, f'{path}.state_dict_cfg', None, "by default each rank saved its own shards ('local')")
     answer_all(draft, path, given, FSDP_STRATEGY_ANSWERS, 'FSDPStrategy')
-    for name in ('load_from', 'resume'):
-        source = draft.cfg.get(name)
-        if isinstance(source, str) and os.path.isfile(os.path.join(source, 'rank0.pth')):
-            why = (
-                "a folder of FSDPStrategy's state_dict_cfg='local' holds flat shards, which FSDP alone reads; load it "
-                "there once more on as many ranks, and save with state_dict_cfg='full'"
-            )
-            draft.lost(name, source, why)
 
 
 def _model_wrapper(draft: Draft, path: str, value: Any) -> None:

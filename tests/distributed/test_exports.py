@@ -1,4 +1,4 @@
-"""What rank 0 holds while the weights of a sharded checkpoint become a file."""
+"""Files of the weights of sharded checkpoints: what rank 0 holds while they are made, and who reads them."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from mmengine.runner import load_checkpoint
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mmzero import ZeroModelWrapper
 from mmzero._compat import return_freed_memory
 from mmzero.analysis.start.memory import PeakOf
 from mmzero.checkpoint import save_sharded, split
 from mmzero.checkpoint.convert import convert_checkpoint, export_weights
+from tests.detectors import rtmdet
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -52,3 +55,27 @@ def test_no_more_than_one_parameter_at_a_time(tmp_path: Path) -> None:
     peaks = run_ranks(2, export, str(tmp_path))[0]
     assert peaks.keys() == {'float32', 'bfloat16', 'safetensors'}
     assert all(0 < peak < 1.2 for peak in peaks.values()), peaks
+
+
+def export_detector(folder: str) -> None:
+    """Save a detector of mmdet's under stage 3, export it on rank 0, and write its weights down as they were."""
+    torch.manual_seed(0)
+    wrapper = ZeroModelWrapper(module=rtmdet(), stage=3)
+    tensors, rest = split(dict(state_dict=wrapper.engine.sharded_state(), meta=dict(dataset_meta=dict(classes=('a',)))))
+    if dist.get_rank():
+        tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    save_sharded(tensors, rest, f'{folder}/epoch_1')
+    whole = wrapper.engine.model_state()
+    if dist.get_rank() == 0:
+        export_weights(f'{folder}/epoch_1', f'{folder}/epoch_1.pth', torch.float32)
+        torch.save(whole, f'{folder}/saved.pth')
+
+
+def test_stock_mmdet_reads_it_strictly(tmp_path: Path) -> None:
+    run_ranks(2, export_detector, str(tmp_path))
+    saved, model = torch.load(tmp_path / 'saved.pth', weights_only=True), rtmdet()
+    loaded = load_checkpoint(model, str(tmp_path / 'epoch_1.pth'), map_location='cpu', strict=True)
+    assert loaded['meta']['dataset_meta'] == dict(classes=('a',))
+    state = model.state_dict()
+    assert state.keys() == saved.keys()
+    assert all(torch.equal(state[name], value) for name, value in saved.items())
