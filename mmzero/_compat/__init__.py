@@ -14,7 +14,7 @@ from mmzero._compat.autograd import (
 from mmzero._compat.building import build_with_meta_parameters, parameters_on_meta
 from mmzero._compat.compiler import compiler_errors, graph_breaks, in_one_graph, is_of_compiled_backward, watch_compiles
 from mmzero._compat.dtensors import dtensor_as_it_is, local_tensor
-from mmzero._compat.files import alone_in_checkpoint_io, dcp_pickle_globals, numpy_pickle_globals
+from mmzero._compat.files import alone_in_checkpoint_io, dcp_pickle_globals, mapped_files, numpy_pickle_globals
 from mmzero._compat.fsdp2 import (
     HAS_REDUCE_SCATTER_UNUSED_PARAMS,
     DoubleBackward,
@@ -27,12 +27,14 @@ from mmzero._compat.fsdp2 import (
     set_reduce_scatter_unused_params,
     shared_post_forward_meshes,
 )
-from mmzero._compat.memory import profiled_events, use_expandable_segments
+from mmzero._compat.loops import InfiniteIterator
+from mmzero._compat.memory import profiled_events, return_freed_memory, use_expandable_segments
 from mmzero._compat.processes import (
     broadcast_coalesced,
     ddp_buffer_arguments,
     default_store,
     group_timeout,
+    launch_of_torchrun,
     pretended_process_group,
     size_of_group,
 )
@@ -40,6 +42,7 @@ from mmzero._compat.processes import (
 __all__ = [
     'DoubleBackward',
     'HAS_REDUCE_SCATTER_UNUSED_PARAMS',
+    'InfiniteIterator',
     'TorchDispatchMode',
     'TorchFunctionMode',
     'alone_in_checkpoint_io',
@@ -59,13 +62,16 @@ __all__ = [
     'is_of_compiled_backward',
     'keep_requires_grad',
     'kept_gathered',
+    'launch_of_torchrun',
     'local_tensor',
+    'mapped_files',
     'numpy_pickle_globals',
     'parameters_on_meta',
     'pretended_process_group',
     'profiled_events',
     'reduce_in_one_dtype',
     'reduce_root_last',
+    'return_freed_memory',
     'saved_tensors_hooks_in_force',
     'set_reduce_scatter_unused_params',
     'shared_post_forward_meshes',

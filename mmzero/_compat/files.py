@@ -3,12 +3,13 @@
 import functools
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mmengine.runner.checkpoint
 import numpy as np
 import torch
+import torch.utils.serialization.config
 
 
 @contextmanager
@@ -28,6 +29,18 @@ def alone_in_checkpoint_io() -> Iterator[None]:
         yield
     finally:
         module.get_dist_info = get_dist_info
+
+
+def mapped_files() -> AbstractContextManager:
+    """Let ``torch.load`` inside, whoever calls it, map files into memory; it raises for what is no zip file.
+
+    Remove once MMEngine's loaders pass ``mmap`` on.
+
+    Returns:
+        AbstractContextManager: To be entered.
+    """
+    config: Any = torch.utils.serialization.config
+    return config.patch('load.mmap', True)
 
 
 @functools.cache

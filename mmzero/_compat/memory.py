@@ -1,5 +1,7 @@
-"""CUDA's allocator, and what the profiler has seen of memory."""
+"""The allocators of CUDA and of the host, and what the profiler has seen of memory."""
 
+import ctypes
+import sys
 from typing import Any
 
 import torch
@@ -11,6 +13,17 @@ def use_expandable_segments() -> None:
     What was allocated before stays where it is. Remove once torch has a public function for it.
     """
     torch._C._accelerator_setAllocatorSettings('expandable_segments:True')
+
+
+def return_freed_memory() -> None:
+    """Give the kernel back what glibc keeps of freed host memory; does nothing with another C library.
+
+    glibc grows the size from which on it maps blocks one by one up to 32 MiB, so that most of a model's weights lie in
+    its heap, of which it gives back only the end. Remove once torch has a function for it.
+    """
+    trim = getattr(ctypes.CDLL(None), 'malloc_trim', None) if sys.platform == 'linux' else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def profiled_events(profile: Any) -> list[Any]:

@@ -1,6 +1,8 @@
 """Process groups, the store of a run, and DDP's arguments."""
 
 import inspect
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -99,3 +101,16 @@ def group_timeout() -> timedelta:
         return backend.options._timeout
     except (AttributeError, RuntimeError):
         return dist.distributed_c10d.default_pg_timeout
+
+
+def launch_of_torchrun() -> str | None:
+    """Name this start of torchrun on this node, which stays the same where torchrun starts ranks again.
+
+    The folder of its logs is made for each start; of an attempt it has a folder ``attempt_N``. Remove once torchrun
+    tells ranks by which start they are.
+
+    Returns:
+        str, optional: The name; None where torchrun did not start this process, or does not say it.
+    """
+    found = re.fullmatch(r'(.+)/attempt_\d+/\d+/[^/]+', os.environ.get('TORCHELASTIC_ERROR_FILE', ''))
+    return None if found is None else f'{os.uname().nodename}:{found[1]}'

@@ -1,15 +1,22 @@
 """Checkpoints, without pickled objects: one full ``.pth`` in the OpenMMLab layout, or a folder of shards."""
 
-from mmzero.checkpoint.load import fitting_state, is_extra_state, load_extra_states, load_into_real
+from mmzero.checkpoint.load import (
+    fitting_shards,
+    fitting_state,
+    is_extra_state,
+    load_extra_states,
+    load_into_real,
+)
 from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, matching_names
 from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
-from mmzero.checkpoint.read import placeholders, read_checkpoint, safe_loading
+from mmzero.checkpoint.read import placeholders, read_checkpoint, read_meta, safe_loading
 from mmzero.checkpoint.sharded import (
     BackgroundSave,
     SavedTensor,
     check_files,
+    contents_of,
     is_sharded,
     load_rest,
     load_saved,
@@ -18,18 +25,24 @@ from mmzero.checkpoint.sharded import (
     save_sharded,
     split,
     state_of,
-    tensors_in,
     to_load,
 )
+from mmzero.checkpoint.shared import check_seen, check_shared, check_writable, each_reads
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
     'BackgroundSave',
     'SavedTensor',
     'check_files',
+    'check_seen',
+    'check_shared',
+    'check_writable',
     'clean_name',
     'clean_names',
+    'contents_of',
+    'each_reads',
     'fitting_names',
+    'fitting_shards',
     'fitting_state',
     'gather_random_states',
     'is_extra_state',
@@ -48,12 +61,12 @@ __all__ = [
     'pretrained_loading',
     'random_state',
     'read_checkpoint',
+    'read_meta',
     'safe_loading',
     'save_sharded',
     'set_random_state',
     'split',
     'state_of',
-    'tensors_in',
     'to_load',
     'write_checkpoint',
 ]

@@ -1,7 +1,6 @@
 """From one format of checkpoints to another, without GPUs and without the code of the model."""
 
 import difflib
-import importlib
 import os
 import warnings
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from torch import Tensor
 
 from mmzero.checkpoint.plain import plain
 from mmzero.checkpoint.read import read_checkpoint
+from mmzero.checkpoint.safetensors_files import import_safetensors
 from mmzero.checkpoint.scratch import Scratch, scratch_beside
-from mmzero.checkpoint.sharded.folder import check_sums
+from mmzero.checkpoint.sharded.folder import check_sums, is_sharded
 from mmzero.checkpoint.sharded.layout import OPTIMIZER, WEIGHTS, join, optimizer_prefix, optimizers_in, split
 from mmzero.checkpoint.sharded.load import complete, load_rest, tensors_in
 from mmzero.checkpoint.sharded.reader import SafeReader
@@ -27,13 +27,11 @@ from mmzero.errors import CheckpointError
 SUFFIXES = ('.pth', '.pt', '.safetensors')
 """Of files; any other name is that of a sharded folder."""
 
-_BATCH_BYTES = 2**28
-
 
 def convert_checkpoint(source: str, target: str, dtype: torch.dtype | None = None, weights_only: bool = False) -> None:
     """Convert a checkpoint: a sharded folder, ``.pth`` or ``.safetensors``, into another of these. Without other ranks.
 
-    Memory: files are mapped, and what is read of a folder goes into a scratch file beside the target, tensor by tensor.
+    Memory: files are mapped, and what is read of a folder goes into a scratch file beside the target, shard by shard.
     A ``.safetensors`` holds weights alone. State of an optimizer needs the names of its parameters, which files of
     mmzero have.
 
@@ -88,28 +86,7 @@ def _cast(value: Any, dtype: torch.dtype, scratch: Scratch) -> Any:
 
 
 def _read(source: str, scratch: Scratch) -> dict[str, Any]:
-    if os.path.isdir(source):
-        return whole_checkpoint(source, scratch)
-    if Path(source).suffix == '.safetensors':
-        return _read_safetensors(source)
-    return read_checkpoint(source)
-
-
-def _read_safetensors(source: str) -> dict[str, Any]:
-    safetensors = _safetensors()
-    try:
-        with safetensors.safe_open(source, framework='pt') as file:
-            return dict(state_dict={name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f'{source} cannot be read: {error}') from error
-
-
-def _safetensors() -> Any:
-    try:
-        importlib.import_module('safetensors.torch')
-        return importlib.import_module('safetensors')
-    except ImportError:
-        raise CheckpointError('.safetensors files need the package safetensors: pip install safetensors') from None
+    return whole_checkpoint(source, scratch) if is_sharded(source) else read_checkpoint(source)
 
 
 def whole_checkpoint(
@@ -134,26 +111,12 @@ def whole_checkpoint(
     for entry in {*WEIGHTS, OPTIMIZER} - set(only):
         rest.pop(entry, None)
         known = {name: saved for name, saved in known.items() if not name.startswith((f'{entry}/', f'{entry}.'))}
-    tensors: dict[str, Tensor] = {}
-    batch: dict[str, Tensor] = {}
-    size = 0
-    for name, saved in known.items():
-        batch[name] = torch.empty(saved.shape, dtype=saved.dtype)
-        size += batch[name].nbytes
-        if size > _BATCH_BYTES:
-            tensors |= _loaded(batch, folder, scratch)
-            batch, size = {}, 0
-    tensors |= _loaded(batch, folder, scratch)
+    tensors = {name: scratch.empty(saved.shape, saved.dtype) for name, saved in known.items()}
+    with warnings.catch_warnings():
+        # That there are no other ranks is what is meant.
+        warnings.filterwarnings('ignore', message='torch.distributed is disabled')
+        dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
     return _joined(rest, tensors)
-
-
-def _loaded(batch: dict[str, Tensor], folder: str | os.PathLike, scratch: Scratch) -> dict[str, Tensor]:
-    if batch:
-        with warnings.catch_warnings():
-            # That there are no other ranks is what is meant.
-            warnings.filterwarnings('ignore', message='torch.distributed is disabled')
-            dcp.load(batch, storage_reader=SafeReader(folder), no_dist=True)
-    return {name: scratch.put(tensor) for name, tensor in batch.items()}
 
 
 def _joined(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -182,7 +145,7 @@ def _write(checkpoint: dict[str, Any], target: str) -> None:
 
 
 def _write_safetensors(checkpoint: dict[str, Any], target: str) -> None:
-    save_file = _safetensors().torch.save_file
+    save_file = import_safetensors().torch.save_file
     weights = {name: value for name, value in checkpoint['state_dict'].items() if isinstance(value, Tensor)}
     # It refuses tensors that share memory.
     seen: set[int] = set()

@@ -2,14 +2,17 @@
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from mmengine.logging import print_log
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
-from torch import nn
+from torch import Tensor, nn
 
 from mmzero.checkpoint.names import clean_name, clean_names, fitting_names
+from mmzero.checkpoint.sharded.load import SavedTensor, load_saved
+from mmzero.checkpoint.taken import Taken, has_hooks, taken_by
 from mmzero.errors import CheckpointError
 
 # As torch names it in a state dict.
@@ -28,34 +31,147 @@ def load_into_real(
 ) -> None:
     """Load into a model that is not sharded yet, by MMEngine's own function."""
     state = clean_names(_revised(checkpoint['state_dict'], revise_keys), wanted)
-    fitting_names(state, wanted, filename)
+    refuse_nothing(model, state, wanted, filename)
     try:
-        _load_checkpoint_to_model(model, dict(state_dict=state), strict, revise_keys=[])
-    except RuntimeError as error:
-        raise CheckpointError(f'{filename} does not fit the model: {error}') from error
+        _load_checkpoint_to_model(model, dict(state_dict=state), strict, 'current', revise_keys=[])
+    except Exception as error:
+        # Hooks of the model may raise anything.
+        raise CheckpointError(f'{filename} does not fit the model: {_text(error)}') from error
+
+
+def refuse_nothing(model: nn.Module, state: Mapping[str, Any], wanted: Mapping[str, Any], source: str) -> None:
+    """Refuse weights of which a model would load none. On one rank, without communication.
+
+    Args:
+        model (nn.Module): The model.
+        state (Mapping[str, Any]): Weights under clean names.
+        wanted (Mapping[str, Any]): Its state dict.
+        source (str): Where the weights come from, for the error.
+
+    Raises:
+        CheckpointError: If no weight has the name and the shape of one of the model's, nor has once the model's own
+            hooks have renamed and resized them.
+    """
+    try:
+        fitting_names(state, wanted, source)
+    except CheckpointError:
+        if not _weights_of(_taken(model, state, source)):
+            raise
 
 
 def fitting_state(
+    model: nn.Module,
     wanted: dict[str, Any],
-    saved: dict[str, T],
+    saved: dict[str, Any],
     filename: str,
     strict: bool,
     revise_keys: Sequence[tuple[str, str]],
-) -> dict[str, T]:
-    """Choose what of a checkpoint goes into the shards; rank 0's work, without communication."""
+) -> dict[str, Any]:
+    """Choose what of a file goes into the shards; rank 0's work, without communication.
+
+    Args:
+        model (nn.Module): The sharded model, whose hooks rename and resize.
+        wanted (dict[str, Any]): Its state dict.
+        saved (dict[str, Any]): Whole tensors by name.
+        filename (str): The file, for errors.
+        strict (bool): Refuse missing, unexpected and unfit weights.
+        revise_keys (Sequence[tuple[str, str]]): As ``load_checkpoint``'s.
+
+    Returns:
+        dict[str, Any]: Whole tensors by the model's names.
+
+    Raises:
+        CheckpointError: If nothing fits, or not all does and ``strict`` is set; with all that does not.
+    """
     state = clean_names(_revised(saved, revise_keys), wanted)
-    fitting = fitting_names(state, wanted, filename)
-    extra = {name for name in wanted.keys() & state.keys() if is_extra_state(name)}
-    missing, left = sorted(wanted.keys() - fitting - extra), sorted(state.keys() - fitting - extra)
-    if strict and (missing or left):
-        raise CheckpointError(f'{filename} does not fit the model: missing: {missing[:5]}; left over: {left[:5]}')
-    if missing or left:
-        print_log(
-            f'{filename}: not loaded, since missing or of another shape: {missing}; left over: {left}',
-            'current',
-            logging.WARNING,
-        )
-    return {name: state[name] for name in fitting - extra}
+    taken = _taken(model, state, filename)
+    if not _weights_of(taken):
+        fitting_names(state, wanted, filename)
+    _tell(taken, filename, strict)
+    return {name: value for name, value in taken.values.items() if not is_extra_state(name)}
+
+
+def fitting_shards(
+    model: nn.Module,
+    wanted: dict[str, Any],
+    saved: dict[str, Any],
+    folder: str,
+    strict: bool,
+    revise_keys: Sequence[tuple[str, str]],
+) -> dict[str, Any]:
+    """Choose what of a sharded checkpoint goes into the shards. Collective where the model has hooks.
+
+    What has not the shape that the model wants is read whole, so that hooks can resize it.
+
+    Args:
+        model (nn.Module): The sharded model.
+        wanted (dict[str, Any]): Its state dict.
+        saved (dict[str, Any]): Where tensors were saved, or whole ones, by name.
+        folder (str): The checkpoint.
+        strict (bool): As :func:`fitting_state`'s.
+        revise_keys (Sequence[tuple[str, str]]): As ``load_checkpoint``'s.
+
+    Returns:
+        dict[str, Any]: As ``saved``, by the model's names.
+
+    Raises:
+        CheckpointError: As :func:`fitting_state`.
+    """
+    state = clean_names(_revised(saved, revise_keys), wanted)
+    fitting = {name: state[name] for name in wanted.keys() & state.keys() if _fits(state[name], wanted[name])}
+    unfit = {name: value for name, value in state.items() if name not in fitting and isinstance(value, SavedTensor)}
+    whole = _read_whole(unfit) if has_hooks(model) else {}
+    shown = {name: _on_meta(whole.get(name, value)) for name, value in state.items()}
+    taken = _taken(model, shown | whole, folder)
+    made = {name: value for name, value in taken.values.items() if name not in fitting and not value.is_meta}
+    taken.values = fitting | made
+    if not taken.values:
+        fitting_names(state, wanted, folder)
+    _tell(taken, folder, strict)
+    return {name: value for name, value in taken.values.items() if not is_extra_state(name)}
+
+
+def _fits(value: Any, target: Any) -> bool:
+    return isinstance(target, Tensor) and getattr(value, 'shape', None) == target.shape
+
+
+def _read_whole(saved: Mapping[str, SavedTensor]) -> dict[str, Tensor]:
+    """Read tensors on every rank. Collective."""
+    whole = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in sorted(saved.items())}
+    load_saved([(saved[name], tensor) for name, tensor in whole.items()])
+    return whole
+
+
+def _on_meta(value: Any) -> Any:
+    return torch.empty(value.shape, dtype=value.dtype, device='meta') if isinstance(value, SavedTensor) else value
+
+
+def _taken(model: nn.Module, state: Mapping[str, Any], source: str) -> Taken:
+    try:
+        return taken_by(model, state)
+    except Exception as error:
+        raise CheckpointError(f'{source} does not fit the model: {_text(error)}') from error
+
+
+def _weights_of(taken: Taken) -> set[str]:
+    """Names of what was in the file, or was made of it; a counter may be made of nothing."""
+    return {name for name in taken.values if not name.endswith('num_batches_tracked')}
+
+
+def _tell(taken: Taken, filename: str, strict: bool) -> None:
+    parts = list(taken.faults)
+    parts += [f'missing: {", ".join(taken.missing)}'] if taken.missing else []
+    parts += [f'left over: {", ".join(taken.left)}'] if taken.left else []
+    if not parts:
+        return
+    lines = '\n'.join(f'  {part}' for part in parts)
+    if strict:
+        raise CheckpointError(f'{filename} does not fit the model:\n{lines}')
+    print_log(f'{filename} is loaded in part; the model does not take all of it:\n{lines}', 'current', logging.WARNING)
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, RuntimeError) else f'{type(error).__name__}: {error}'
 
 
 def is_extra_state(name: str) -> bool:

@@ -9,7 +9,8 @@ from mmengine.runner import checkpoint as mmengine_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import nn
 
-from mmzero.checkpoint.names import clean_names, fitting_names
+from mmzero.checkpoint.load import refuse_nothing
+from mmzero.checkpoint.names import clean_names
 from mmzero.checkpoint.read import read_checkpoint, safe_loading
 from mmzero.errors import CheckpointError
 
@@ -71,8 +72,12 @@ def _checked(load: Callable, source: Callable[[], str]) -> Callable:
     def checked(module: nn.Module, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         wanted = module.state_dict()
         state = clean_names(state_dict, wanted)
-        fitting_names(state, wanted, source())
-        return load(module, state, *args, **kwargs)
+        refuse_nothing(module, state, wanted, source())
+        try:
+            return load(module, state, *args, **kwargs)
+        except RuntimeError as error:
+            # Shapes that differ, all of them, are none of a config's other faults.
+            raise CheckpointError(f'{source()} does not fit {type(module).__name__}: {error}') from error
 
     return checked
 

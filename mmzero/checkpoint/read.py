@@ -2,41 +2,33 @@
 
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.utils import apply_to
 
-from mmzero._compat import alone_in_checkpoint_io, numpy_pickle_globals
+from mmzero._compat import alone_in_checkpoint_io, mapped_files
+from mmzero.checkpoint.allowed import ALLOWED
 from mmzero.checkpoint.names import clean_names
+from mmzero.checkpoint.others import is_of_others, read_of_others, refuse_a_part, weights_in
 from mmzero.checkpoint.plain import message_hub_state
+from mmzero.checkpoint.safetensors_files import is_safetensors, read_safetensors
 from mmzero.errors import CheckpointError
-
-
-def _history_method(owner: Any, name: str) -> Any:
-    """Stand in for ``getattr``, by which a pickled HistoryBuffer names its own methods, and allow only that."""
-    if owner is HistoryBuffer and name in ('min', 'max', 'mean', 'current'):
-        return getattr(owner, name)
-    raise pickle.UnpicklingError(f'Unsupported global: getattr of {owner!r} and {name!r}')
-
-
-# What MMEngine's own checkpoints pickle: the message hub's histories, which are numpy arrays.
-ALLOWED = (
-    HistoryBuffer,
-    (_history_method, 'builtins.getattr'),
-    np.ndarray,
-    np.dtype,
-    *numpy_pickle_globals(),
-)
 
 # Tensors larger than this stay on rank 0; the others get a placeholder.
 LARGE_NUMEL = 65536
+
+# Nor can these be sent as objects: torch pickles their storages in a way that it does not unpickle.
+_UNSENT = tuple(
+    value
+    for name, value in vars(torch).items()
+    if isinstance(value, torch.dtype) and name.startswith(('float8', 'float4', 'uint16', 'uint32', 'uint64'))
+)
 
 _FORCE_VARIABLES = ('TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD')
 
@@ -61,13 +53,17 @@ def safe_loading() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def read_checkpoint(filename: str, wanted: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a checkpoint of mmzero or MMEngine, or a bare state dict. On one rank, without communication.
+def read_checkpoint(filename: str, wanted: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read a checkpoint of mmzero, MMEngine or others, or weights alone. On one rank, without communication.
+
+    Memory: local files are mapped, so that the kernel reads what is copied out of them, and can let go of it again.
+    Old ones, from before torch 1.6, and what a URL names are read whole.
 
     Args:
-        filename (str): A path, or a URL that MMEngine's CheckpointLoader knows.
-        wanted (Iterable[str]): Names of the model's weights, which tell what in the file's names is a wrapper's.
-            Defaults to none: not known.
+        filename (str): A path, that of a folder as transformers writes it, or a URL that MMEngine's CheckpointLoader
+            knows.
+        wanted (Mapping[str, Any], optional): The model's state dict, whose names tell what in the file's is a
+            wrapper's, and which knows the shapes of flat shards. Defaults to None: not known.
 
     Returns:
         dict: With ``state_dict`` under clean names, and what else the file holds.
@@ -76,23 +72,60 @@ def read_checkpoint(filename: str, wanted: Iterable[str] = ()) -> dict[str, Any]
         CheckpointError: If it is not there, is damaged, or holds something that is not allowed.
     """
     try:
-        with safe_loading():
-            loaded = CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger='silent')
+        loaded = _load(filename, wanted or {})
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f'no checkpoint at {filename}{_others(filename)}') from None
     except Exception as error:
         # Unpickling what is no pickle may raise anything.
         raise CheckpointError(f'{filename} ({_size(filename)}) {_advice(error, filename)}') from None
-    return _normalised(loaded, filename, wanted)
+    return _normalised(loaded, filename, wanted or {})
 
 
-def _normalised(loaded: Any, filename: str, wanted: Iterable[str]) -> dict[str, Any]:
+def read_meta(path: str) -> dict[str, Any]:
+    """Read what a file says of the run that saved it, and no tensor. On one rank, without communication.
+
+    Args:
+        path (str): A local file.
+
+    Returns:
+        dict: Its ``meta``; empty where it is no file of mmzero's.
+    """
+    try:
+        found = torch.load(path, map_location='cpu', mmap=True, weights_only=True)
+        return dict(found['meta'])
+    except Exception:  # noqa: BLE001
+        # Of what is no checkpoint, anything may be raised.
+        return {}
+
+
+def _load(filename: str, wanted: Mapping[str, Any]) -> Any:
+    if is_safetensors(filename):
+        return dict(state_dict=read_safetensors(filename))
+    read = partial(read_of_others, filename, wanted) if is_of_others(filename) else partial(_load_file, filename)
+    with safe_loading():
+        try:
+            with mapped_files():
+                return read()
+        except (RuntimeError, ValueError) as error:
+            # What torch says of files that are no zip, and of what is no file.
+            if 'mmap' not in str(error):
+                raise
+        return read()
+
+
+def _load_file(filename: str) -> Any:
+    return CheckpointLoader.load_checkpoint(filename, map_location='cpu', logger='silent')
+
+
+def _normalised(loaded: Any, filename: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise CheckpointError(f'{filename} holds a {type(loaded).__name__}, not a dict of weights')
-    checkpoint = dict(loaded) if 'state_dict' in loaded else dict(state_dict=loaded.get('model', loaded))
-    state = checkpoint['state_dict']
+    state, checkpoint = weights_in(loaded, filename)
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise CheckpointError(f'{filename} holds no dict of weights by name where they should be')
+    refuse_a_part(state, filename)
     checkpoint['state_dict'] = clean_names(state, wanted)
     if isinstance(checkpoint.get('message_hub'), dict):
         checkpoint['message_hub'] = message_hub_state(checkpoint['message_hub'])
@@ -100,7 +133,7 @@ def _normalised(loaded: Any, filename: str, wanted: Iterable[str]) -> dict[str, 
 
 
 def placeholders(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Copy a checkpoint with its large tensors on the meta device, to be sent to ranks that need none of them.
+    """Copy a checkpoint for ranks that need no tensor of it: large ones, and those of float8, are on the meta device.
 
     Args:
         checkpoint (dict): The checkpoint on rank 0.
@@ -110,7 +143,7 @@ def placeholders(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """
 
     def is_large(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.numel() > LARGE_NUMEL
+        return isinstance(value, torch.Tensor) and (value.numel() > LARGE_NUMEL or value.dtype in _UNSENT)
 
     return apply_to(checkpoint, is_large, lambda value: value.to('meta'))
 

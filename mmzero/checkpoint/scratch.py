@@ -1,7 +1,8 @@
 """Tensors in a file beside a checkpoint that is being written, mapped into memory: a whole model in the page cache."""
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+SMALLEST_BYTES = 2**16
+"""A mapping takes whole pages, and a process has a limited number of them."""
+
 
 class Scratch:
-    """Takes tensors one by one, and gives each back as memory of the file's.
+    """Holds tensors as memory of a file's.
 
     Args:
         path (str): The file.
@@ -19,25 +23,42 @@ class Scratch:
 
     def __init__(self, path: str) -> None:
         self._file: Any = open(path, 'w+b')  # noqa: SIM115
+        self._size = 0
         self.path = path
 
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Make a tensor to be filled.
+
+        Args:
+            shape (Sequence[int]): Its shape.
+            dtype (torch.dtype): Its dtype.
+
+        Returns:
+            Tensor: Its memory is the file's: as shared memory it counts for no process alone.
+
+        Raises:
+            OSError: If the disk is full.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        if size < SMALLEST_BYTES:
+            return torch.empty(tuple(shape), dtype=dtype)
+        start = self._size
+        # Written through memory, a disk that is full would end the process by SIGBUS.
+        os.posix_fallocate(self._file.fileno(), start, size)
+        self._size += size
+        mapped = np.memmap(self.path, np.uint8, 'r+', start, (size,))
+        return torch.from_numpy(mapped).view(dtype).view(tuple(shape))
+
     def put(self, tensor: Tensor) -> Tensor:
-        """Write a tensor.
+        """Copy a tensor.
 
         Args:
             tensor (Tensor): On the CPU.
 
         Returns:
-            Tensor: Its like, whose memory is the file's: as shared memory it counts for no process alone.
+            Tensor: As :meth:`empty` makes it.
         """
-        if not tensor.numel():
-            return tensor.clone()
-        self._file.seek(0, os.SEEK_END)
-        offset = self._file.tell()
-        self._file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        self._file.flush()
-        mapped = np.memmap(self.path, np.uint8, 'r+', offset, (tensor.numel() * tensor.element_size(),))
-        return torch.from_numpy(mapped).view(tensor.dtype).view(tensor.shape)
+        return self.empty(tensor.shape, tensor.dtype).copy_(tensor.detach())
 
     def close(self) -> None:
         """Remove the file; what was given back stays valid."""

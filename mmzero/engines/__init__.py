@@ -10,8 +10,8 @@ from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
 from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
 from mmzero.engines.outside_tree import materialize_outside, modules_outside_of
-from mmzero.engines.process_group import LAUNCHERS, init_process_group, world_size_of
-from mmzero.engines.rank0 import on_rank0, together
+from mmzero.engines.process_group import LAUNCHERS, init_process_group, is_on_first_node, world_size_of
+from mmzero.engines.rank0 import from_rank0, on_rank0, together
 from mmzero.engines.shard_state import by_name, by_number
 from mmzero.engines.shares import engine_for
 from mmzero.engines.units import plan_units
@@ -36,7 +36,9 @@ __all__ = [
     'engine_class',
     'engine_for',
     'failed',
+    'from_rank0',
     'init_process_group',
+    'is_on_first_node',
     'materialize_outside',
     'meet',
     'modules_outside_of',

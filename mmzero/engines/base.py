@@ -54,7 +54,9 @@ from mmzero.engines.anomalies import Anomalies
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop
+from mmzero.engines.named_state import is_by_name, numbered
 from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
+from mmzero.engines.rank0 import on_rank0
 from mmzero.engines.shard_state import LoadShards, load_optimizer_shards, optimizer_shards
 from mmzero.engines.state import (
     gather_optimizer,
@@ -400,13 +402,15 @@ class Engine(ABC):
         """Fill the optimizer's state from rank 0's full one. Collective.
 
         Args:
-            state (dict): ``Optimizer.state_dict()`` of an unsharded optimizer on rank 0; ignored elsewhere.
+            state (dict): ``Optimizer.state_dict()`` of an unsharded optimizer on rank 0, with parameters by number or
+                by name; ignored elsewhere.
 
         Raises:
             CheckpointError: On every rank, if the groups are not those of this run.
         """
         assert_bound(self)
         names = group_names(self.optimizer, self.named_params())  # type: ignore[arg-type]
+        state = on_rank0(lambda: numbered(state, names) if is_by_name(state) else state) or state
         scatter_optimizer(self.optimizer, state, names)  # type: ignore[arg-type]
 
     def optimizer_shards(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

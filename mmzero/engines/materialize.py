@@ -1,17 +1,19 @@
 """Giving every rank the weights of rank 0, one tensor at a time.
 
 Rank 0 builds the model with real parameters on the CPU, the other ranks on the meta device, so that a node's host
-memory holds about one model. A unit is made real on all ranks right before it is sharded, and rank 0 drops its full
-copy of a parameter as soon as its shard exists.
+memory holds about one model. Where parameters become shards, rank 0 sends each rank its own, and drops its full copy
+once that is done; elsewhere every rank gets them whole.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mmzero.engines.state import scatter
 from mmzero.errors import PlanError
 
 Slots = dict[int, list[tuple[nn.Module, str]]]
@@ -67,7 +69,7 @@ def materialize_buffers(model: nn.Module, device: torch.device) -> None:
                 continue
             if id(buffer) not in done:
                 real = _to_device(buffer, device)
-                _broadcast(real)
+                broadcast(real)
                 done[id(buffer)] = (buffer, real)
             module._buffers[name] = done[id(buffer)][1]
 
@@ -100,16 +102,46 @@ def materialize_parameters(params: Iterable[nn.Parameter], slots: Slots, device:
     Returns:
         list[nn.Parameter]: The new parameters.
     """
+    made = allocate_parameters(params, slots, device)
+    for param in made:
+        broadcast(param)
+    return made
+
+
+def allocate_parameters(params: Iterable[nn.Parameter], slots: Slots, device: torch.device) -> list[nn.Parameter]:
+    """Make parameters real on the device, on rank 0 alone with their values. Without communication.
+
+    Memory: on a CPU, what nobody has written to yet takes none.
+
+    Args:
+        params (Iterable[nn.Parameter]): The parameters of a unit.
+        slots (Slots): Where they are registered; changed there.
+        device (torch.device): The device.
+
+    Returns:
+        list[nn.Parameter]: The new parameters.
+    """
     made = []
     for param in params:
-        data = _to_device(param.detach(), device)
-        _broadcast(data)
-        real = nn.Parameter(data, requires_grad=param.requires_grad)
+        real = nn.Parameter(_to_device(param.detach(), device), requires_grad=param.requires_grad)
         real.__dict__.update(vars(param))
         for module, name in slots[id(param)]:
             module._parameters[name] = real
         made.append(real)
     return made
+
+
+def fill_shards(places: Sequence[tuple[nn.Module, str]], full: list[Tensor]) -> None:
+    """Send the values of parameters to where their shards are, one after the other. Collective.
+
+    Args:
+        places (Sequence[tuple[nn.Module, str]]): Modules and names under which the parameters are registered.
+        full (list[Tensor]): Their values on rank 0; on other ranks only shapes count. It is emptied, so that each is
+            let go of.
+    """
+    for module, name in places:
+        target: Any = module._parameters[name]
+        scatter(target, full.pop(0))
 
 
 def materialize_model(model: nn.Module, device: torch.device) -> None:
@@ -128,7 +160,12 @@ def materialize_model(model: nn.Module, device: torch.device) -> None:
     materialize_parameters(params, parameter_slots(model), device)
 
 
-def _broadcast(tensor: Tensor) -> None:
+def broadcast(tensor: Tensor) -> None:
+    """Fill a tensor with rank 0's values. Collective.
+
+    Args:
+        tensor (Tensor): Real on every rank; changed in place.
+    """
     # As bytes: backends do not know every dtype.
     dist.broadcast(tensor.detach().reshape(-1).view(torch.uint8), src=0)
 

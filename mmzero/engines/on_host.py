@@ -17,6 +17,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmzero._compat import dtensor_as_it_is, local_tensor
 
+_KNOWN = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+)
+_CARRIERS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
+
 
 def device_of(mesh: DeviceMesh) -> torch.device:
     """Where the collectives of a mesh run.
@@ -55,7 +67,22 @@ def whole_of(tensor: DTensor) -> Tensor:
     """
     if is_on_host(tensor):
         tensor = dtensor_as_it_is(local_tensor(tensor).to(device_of(tensor.device_mesh)), tensor)
-    return tensor.full_tensor()
+    carried = carrier_of(tensor.dtype)
+    if carried is tensor.dtype:
+        return tensor.full_tensor()
+    return dtensor_as_it_is(local_tensor(tensor).view(carried), tensor).full_tensor().view(tensor.dtype)
+
+
+def carrier_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype as which values of another one are sent, bit by bit: gloo knows neither float8 nor int16.
+
+    Args:
+        dtype (torch.dtype): That of the values.
+
+    Returns:
+        torch.dtype: One of the same size that every backend knows; itself where they know it.
+    """
+    return dtype if dtype in _KNOWN else _CARRIERS.get(dtype.itemsize, dtype)
 
 
 def part_of(whole: Tensor, like: Any, placements: Sequence[Any] | None = None) -> Any:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
+from mmzero.engines.attempt import fresh_store, shares_agents_store
 from mmzero.errors import ConfigError, near_names
 
 LAUNCHERS = {
@@ -73,6 +75,15 @@ def ranks_per_node() -> int | None:
     return int(tasks[1]) if tasks else None
 
 
+def is_on_first_node() -> bool:
+    """Say whether this process is on the node of rank 0, whose files rank 0 reads.
+
+    Returns:
+        bool: True where no launcher tells.
+    """
+    return os.environ.get('GROUP_RANK', os.environ.get('SLURM_NODEID', '0')) == '0'
+
+
 _STARTERS = {'pytorch': 'torchrun', 'slurm': 'srun', 'mpi': 'mpirun'}
 
 
@@ -107,6 +118,10 @@ def init_process_group(launcher: str = 'none', backend: str | None = None, **kwa
     os.environ.setdefault('MASTER_PORT', '29500')
     if 'MASTER_ADDR' not in os.environ:
         raise ConfigError([f'launcher {launcher!r}: set MASTER_ADDR to the address of the node of rank 0'])
+    if launcher == 'pytorch' and shares_agents_store() and not {'store', 'init_method'} & kwargs.keys():
+        timeout = kwargs.get('timeout', default_pg_timeout)
+        store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
+        kwargs |= dict(store=fresh_store(store, rank, world_size, timeout), rank=rank, world_size=world_size)
     dist.init_process_group(backend, **kwargs)
 
 

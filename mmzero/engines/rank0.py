@@ -36,6 +36,23 @@ def on_rank0(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T
     return result
 
 
+def from_rank0(work: Callable[[], T]) -> T:
+    """Run something on rank 0, and give its result to all. Collective.
+
+    Args:
+        work (Callable[[], T]): As of :func:`on_rank0`; its result is picklable.
+
+    Returns:
+        T: The result.
+
+    Raises:
+        Exception: As :func:`on_rank0`.
+    """
+    box = [on_rank0(work)]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]  # type: ignore[return-value]
+
+
 def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run something on every rank, and go on only where all have done it. Collective.
 

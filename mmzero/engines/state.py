@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mmzero._compat import local_tensor
 from mmzero.engines.meeting import meet
-from mmzero.engines.on_host import device_of, whole_of
+from mmzero.engines.on_host import carrier_of, device_of, whole_of
 from mmzero.errors import CheckpointError
 
 ADVICE = (
@@ -54,11 +54,12 @@ def scatter(target: Tensor, full: Tensor | None) -> None:
         whole = full.to(device=device, dtype=target.dtype).contiguous()
     else:
         whole = torch.empty(target.shape, dtype=target.dtype, device=device)
+    sent = whole.view(carrier_of(whole.dtype))
     if isinstance(target, DTensor):
-        made = distribute_tensor(whole, target.device_mesh, target.placements)
-        local_tensor(target).copy_(local_tensor(made))
+        made = distribute_tensor(sent, target.device_mesh, target.placements)
+        local_tensor(target).copy_(local_tensor(made).view(target.dtype))
     else:
-        dist.broadcast(whole, src=0)
+        dist.broadcast(sent, src=0)
         target.copy_(whole)
 
 

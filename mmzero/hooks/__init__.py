@@ -1,5 +1,6 @@
 """Hooks that ZeroRunner adds to every run."""
 
+from mmzero.hooks.before import put_before
 from mmzero.hooks.checkpoint import ZeroCheckpointHook, keeping_the_last, note_last
 from mmzero.hooks.ema import ShardedEMA, over_shards
 from mmzero.hooks.host_memory import HostMemoryHook
@@ -20,5 +21,6 @@ __all__ = [
     'keeping_the_last',
     'note_last',
     'over_shards',
+    'put_before',
     'teach_over_shards',
 ]

@@ -1,24 +1,21 @@
-"""Changing what a hook does after it was built, whatever its class."""
+"""Changing what a hook or a loader does after it was built, whatever its class."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from mmengine.hooks import Hook
-
-T = TypeVar('T', bound=Hook)
+T = TypeVar('T')
 
 
-def put_before(hook: Hook, cls: type[T]) -> T:
-    """Let a class come first among the bases of a hook, which stays the same object.
+def put_before(built: object, cls: type[T]) -> T:
+    """Let a class come first among the bases of an object, which stays the same.
 
     Args:
-        hook (Hook): The hook; its class may be a project's.
-        cls (type): The class. A hook that has it already stays as it is.
+        built (object): A hook or a loader; its class may be a project's.
+        cls (type): The class. An object that has it already stays as it is.
 
     Returns:
-        Hook: The same object.
+        object: The same object.
     """
-    if not isinstance(hook, cls):
-        changed: Any = hook
-        kind = type(hook)
-        changed.__class__ = type(kind.__name__, (cls, kind), {'__module__': kind.__module__})
-    return hook
+    if not isinstance(built, cls):
+        kind = type(built)
+        built.__class__ = type(kind.__name__, (cls, kind), {'__module__': kind.__module__})
+    return built  # type: ignore[return-value]

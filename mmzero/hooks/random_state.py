@@ -16,9 +16,9 @@ class RandomStateHook(Hook):
     What lies between a save and the next training iteration, such as validation, draws numbers in a run that goes
     on and not in one that resumes. By going on from the saved state in both, they are equal.
 
-    In an iteration-based loop the data are replayed on resume, and draw what they drew: Python's and numpy's
-    states are left to them. Workers that persist from epoch to epoch keep states of their own, which are not saved:
-    with random augmentations set ``persistent_workers=False`` for exact resumes of an epoch-based loop.
+    Workers of a loader draw from states of their own, which are not saved: where they persist from epoch to epoch, and
+    in an iteration-based loop, random augmentations of a resumed run are other ones. With ``persistent_workers=False``
+    those of an epoch-based loop are the same.
     """
 
     priority = 'LOWEST'
@@ -34,6 +34,11 @@ class RandomStateHook(Hook):
         """
         self._state = state
 
+    def before_batch(self) -> None:
+        """Set the state before an iteration-based loop loads a batch, after a save as after resuming."""
+        if self._state is not None:
+            set_random_state(self._state, data=True)
+
     def before_train_epoch(self, runner) -> None:  # type: ignore # noqa: D102
         loop = runner.train_loop
         if isinstance(loop, EpochBasedTrainLoop) and self._state is not None:
@@ -43,7 +48,8 @@ class RandomStateHook(Hook):
                 self._state = None
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:  # type: ignore # noqa: D102
-        # Saved within an epoch or by a loop by iterations: the batch is there, and drew what it drew.
+        # Saved within an epoch or by a loop by iterations: the batch is there, and drew what it drew. A loop with a
+        # run() of its own may have loaded its data once more.
         if self._state is not None:
             set_random_state(self._state, data=False)
             self._state = None

@@ -9,11 +9,12 @@ import torch.distributed as dist
 from mmengine.registry import MODELS
 
 from mmzero.config import Faults, ZeroConfig, read_checkpoint_config, read_zero_config
-from mmzero.engines import LAUNCHERS, engine_class, world_size_of
+from mmzero.engines import LAUNCHERS, engine_class, is_on_first_node, world_size_of
 from mmzero.errors import near_names
 from mmzero.runner.model_check import check_model
 from mmzero.runner.optim_check import check_optim_wrappers, check_schedulers, check_several_schedulers
 from mmzero.runner.parts import Parts, check_parts
+from mmzero.runner.resuming import has_saved_before
 from mmzero.runner.run_facts import check_facts
 from mmzero.runner.toplevel import check_top_level
 from mmzero.runner.translate import ALIASES, path_of, refuse_keys, wrapper_fields
@@ -96,7 +97,9 @@ def _check_ranks(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
 
 def _check_files(cfg: dict, faults: Faults) -> None:
     load_from = cfg.get('load_from')
-    if isinstance(load_from, str) and '://' not in load_from and not os.path.exists(load_from):
+    is_missing = isinstance(load_from, str) and '://' not in load_from and not os.path.exists(load_from)
+    # Rank 0 reads it. A run that torchrun starts again may have removed what it once began with.
+    if is_missing and is_on_first_node() and not has_saved_before(cfg.get('work_dir')):
         origin = ', from which --resume or resume=True should go on' if cfg.get('resume') else ''
         faults.add('load_from', f'no checkpoint at {load_from}{origin}')
     # A checkpoint without resume may be there to be tested alone, without the training data.

@@ -1,6 +1,5 @@
 """How ZeroRunner saves and loads: collectively, at every stage."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,9 +7,8 @@ from typing import Any
 import mmengine
 import torch
 import torch.distributed as dist
-from mmengine.fileio import join_path
+from mmengine.fileio import LocalBackend, get_file_backend, join_path
 from mmengine.model import BaseTTAModel
-from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
 from mmengine.utils import get_git_hash
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -19,39 +17,41 @@ from mmzero.checkpoint import (
     BackgroundSave,
     SavedTensor,
     check_files,
+    check_seen,
+    check_shared,
+    check_writable,
     clean_name,
+    contents_of,
+    each_reads,
+    fitting_shards,
     fitting_state,
     gather_random_states,
     is_extra_state,
     is_sharded,
     load_extra_states,
     load_into_real,
-    load_rest,
     load_saved,
-    newest_complete,
     placeholders,
     plain,
     random_state,
     read_checkpoint,
     save_sharded,
     split,
-    tensors_in,
     to_load,
     write_checkpoint,
 )
 from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
-from mmzero.engines import meet, on_rank0, together
-from mmzero.errors import CheckpointError
-from mmzero.hooks import RandomStateHook, ShardedEMA, ZeroCheckpointHook, note_last
-from mmzero.runner.data_position import go_on_within_epoch, position_in_epoch
+from mmzero.engines import from_rank0, meet, on_rank0, together
+from mmzero.hooks import PreemptionHook, ShardedEMA, ZeroCheckpointHook, note_last
+from mmzero.runner.data_position import position_of
+from mmzero.runner.resuming import ResumeMixin
 from mmzero.runner.shards import optimizer_parts
 from mmzero.version import __version__
 from mmzero.wrappers import ZeroModelWrapper
-from mmzero.wrappers.several import each
 
 
-class CheckpointMixin(Runner):
+class CheckpointMixin(ResumeMixin):
     """The checkpoint methods of ZeroRunner."""
 
     model: Any
@@ -110,8 +110,11 @@ class CheckpointMixin(Runner):
         if save_param_scheduler and self.param_schedulers is not None:
             checkpoint['param_schedulers'] = _states(self.param_schedulers)
         state = random_state()
-        self._random_state_hook().continue_from(state)
+        self.random_state_hook.continue_from(state)
         checkpoint['random_states'] = gather_random_states(state)
+        numbers = checkpoint['meta']
+        position = position_of(self.train_loop, numbers['iter'], numbers['epoch'], self.world_size)
+        numbers['position'] = position
         for hook in self.hooks:
             if isinstance(hook, ShardedEMA) and self.saves_shards:
                 hook.share()
@@ -131,6 +134,18 @@ class CheckpointMixin(Runner):
             tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
         save = save_sharded if self._background is None else self._background.start
         save({**tensors, **shards}, rest, path)
+
+    def check_folder(self) -> None:
+        """Tell before anything is built of a folder where no checkpoint can be saved. Collective.
+
+        Raises:
+            CheckpointError: On every rank, if rank 0 cannot write there, or for sharded ones any rank.
+        """
+        hook = next((hook for hook in self.hooks if isinstance(hook, ZeroCheckpointHook)), None)
+        folder = getattr(hook, 'out_dir', None) or self.work_dir
+        saves = hook is not None or any(isinstance(hook, PreemptionHook) for hook in self.hooks)
+        if saves and isinstance(get_file_backend(folder), LocalBackend):
+            (check_shared if self.saves_shards else check_writable)(folder)
 
     def save_now(self, name: str, meta: dict) -> None:
         """Save a checkpoint beside those of the hook, which ``resume`` finds. Collective.
@@ -191,10 +206,8 @@ class CheckpointMixin(Runner):
         dataset = self.train_dataloader.dataset
         extra = dict(dataset_meta=dataset.metainfo) if hasattr(dataset, 'metainfo') else {}
         numbers = {'epoch': epoch, 'iter': done, **meta}
-        position = position_in_epoch(self.train_loop, numbers['iter'], numbers['epoch'], self.world_size)
         return {
             **numbers,
-            'position': position,
             **extra,
             'cfg': self.cfg.pretty_text,
             'seed': self.seed,
@@ -203,6 +216,7 @@ class CheckpointMixin(Runner):
             'mmengine_version': mmengine.__version__ + get_git_hash(),
             'mmzero_version': __version__,
             'world_size': self.world_size,
+            'launch': self._launch,
         }
 
     def load_checkpoint(
@@ -231,7 +245,7 @@ class CheckpointMixin(Runner):
             (_, known), self._read = self._read, None
             return known
         meet(f'load {filename}')
-        if is_sharded(filename):
+        if from_rank0(lambda: is_sharded(filename)) if self._wrapper is None else each_reads(filename):
             return self._load_shards(filename, strict, revise_keys)
         model = bare_model(self.model)
         # On every rank: it reshards gathered units.
@@ -244,7 +258,8 @@ class CheckpointMixin(Runner):
         if self._wrapper is None:
             on_rank0(lambda: load_into_real(model, wanted, checkpoint, filename, strict, revise_keys))
         else:
-            state = on_rank0(lambda: fitting_state(wanted, checkpoint['state_dict'], filename, strict, revise_keys))
+            saved = checkpoint['state_dict']
+            state = on_rank0(lambda: fitting_state(model, wanted, saved, filename, strict, revise_keys))
             self._wrapper.engine.load_model_state(state or {})
         load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)
         self.logger.info(f'loaded weights from {filename}')
@@ -254,21 +269,21 @@ class CheckpointMixin(Runner):
         """Load weights of which each rank reads what it holds."""
         if self._wrapper is None:
             raise RuntimeError(f'{folder} is a sharded checkpoint, which is loaded once the model is sharded')
-        box = [on_rank0(lambda: (load_rest(folder), tensors_in(folder)))]
-        dist.broadcast_object_list(box, src=0)
-        rest, known = box[0]  # type: ignore[misc]
+        rest, known = from_rank0(lambda: contents_of(folder))
+        check_seen(folder)
         check_files(folder)
         checkpoint = to_load(rest, known)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
         wanted = self._wrapper.engine.sharded_state()
-        fitting = fitting_state(wanted, checkpoint['state_dict'], folder, strict, revise_keys)
+        model = bare_model(self.model)
+        fitting = fitting_shards(model, wanted, checkpoint['state_dict'], folder, strict, revise_keys)
         load_saved([(saved, wanted[name]) for name, saved in fitting.items() if isinstance(saved, SavedTensor)])
         # What a hook has put there.
         given = {name: value for name, value in fitting.items() if not isinstance(value, SavedTensor)}
         if given:
             self._wrapper.engine.load_model_state(given)
         self._wrapper.engine.refresh()
-        _load_extra_states(bare_model(self.model), wanted, checkpoint['state_dict'], revise_keys)
+        _load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)
         self.logger.info(f'loaded weights from {folder}')
         return checkpoint
 
@@ -288,53 +303,6 @@ class CheckpointMixin(Runner):
             dist.broadcast_object_list(box, src=0)
             kwargs['metrics'] = box[0]
         super().call_hook(fn_name, **kwargs)
-
-    def _random_state_hook(self) -> RandomStateHook:
-        return next(hook for hook in self.hooks if isinstance(hook, RandomStateHook))
-
-    def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Resume weights, optimizer, schedulers, counters and random states. Collective.
-
-        Args:
-            filename (str): The checkpoint.
-            *args: As Runner's.
-            **kwargs: As Runner's.
-        """
-        checkpoint = self.load_checkpoint(filename)
-        missing = [name for name in ('meta', 'message_hub') if name not in checkpoint]
-        if missing:
-            raise CheckpointError(
-                f'{filename} cannot be resumed: it holds no {", ".join(missing)}, so that it is one of weights alone; '
-                'start from them by load_from without resume'
-            )
-        self._read = (filename, checkpoint)
-        states = checkpoint.get('random_states')
-        super().resume(filename, *args, **kwargs)
-        self._read = None
-        position = checkpoint['meta'].get('position')
-        if position is not None and isinstance(self.train_loop, EpochBasedTrainLoop):
-            lost = go_on_within_epoch(self.train_loop, position, checkpoint['meta']['world_size'], self.world_size)
-            if lost is not None:
-                self.logger.warning(lost)
-        self._say_what_is_lost()
-        if states is not None and len(states) == self.world_size:
-            self._random_state_hook().continue_from(states[self.rank])
-        else:
-            self.logger.warning(
-                f'{filename} holds random states of {len(states or [])} rank(s) and this run has {self.world_size}: '
-                'noise and dropout will not be those of the unbroken run'
-            )
-
-    def _say_what_is_lost(self) -> None:
-        for path, wrapper in each(self.optim_wrapper).items():
-            counts = getattr(wrapper, '_accumulative_counts', 1)
-            if not self.iter % counts:
-                continue
-            self.logger.warning(
-                f'{path}.accumulative_counts: resumed after {self.iter % counts} of {counts} micro-batches of a '
-                'step, whose gradients no checkpoint holds: this step has only the rest, as under MMEngine. Save at '
-                f'multiples of {counts} iterations to avoid it.'
-            )
 
 
 def _states(schedulers: Any) -> Any:
@@ -374,24 +342,3 @@ def bare_model(model: nn.Module) -> nn.Module:
         nn.Module: The model that is sharded and whose weights a checkpoint holds.
     """
     return model.module if isinstance(model, (ZeroModelWrapper, BaseTTAModel)) else model
-
-
-def latest_checkpoint(work_dir: str) -> tuple[str | None, list[str]]:
-    """Find what a run goes on from. On one rank.
-
-    Args:
-        work_dir (str): Where it has saved.
-
-    Returns:
-        tuple[str or None, list[str]]: The file that was saved last, or the newest complete folder; and folders that
-        were passed over, with the reason.
-    """
-    named = find_latest_checkpoint(work_dir)
-    if named is not None and os.path.isfile(named):
-        return named, []
-    # A process may have died between a save and the note of it; the hook may save elsewhere.
-    newest, skipped = newest_complete(os.path.dirname(named) if named else work_dir)
-    if newest is None and named is not None and not os.path.exists(named):
-        # The folder may have been moved since.
-        newest, skipped = newest_complete(work_dir)
-    return (named if newest is None else str(newest)), skipped

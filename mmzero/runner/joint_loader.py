@@ -12,6 +12,7 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop
 from torch.utils.data import DataLoader
 
 from mmzero.errors import DataError
+from mmzero.hooks import put_before
 from mmzero.wrappers import ZeroModelWrapper
 
 
@@ -41,10 +42,7 @@ def join_loader(
     """
     if not isinstance(loader, DataLoader):
         return
-    if not isinstance(loader, JointLoader):
-        cls = type(loader)
-        loader.__class__ = type(cls.__name__, (JointLoader, cls), {'__module__': cls.__module__})
-    loader.__dict__['_mmzero_joint'] = (model, kind, length)
+    put_before(loader, JointLoader).__dict__['_mmzero_joint'] = (model, kind, length)
 
 
 def join_train_loop(loop: BaseLoop, model: Callable[[], ZeroModelWrapper | None]) -> list[int | None]:

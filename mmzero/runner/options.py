@@ -114,8 +114,8 @@ def load_config(filename: str, options: dict[str, Any] | None = None) -> Config:
 
 def _of_package(name: str) -> Config:
     package, _, path = name.partition('::')
-    # MMEngine's function reads no name with a sign in it, such as 'gn+ws'.
-    if not re.search(r'[^\w./-]', path):
+    # MMEngine's function wants a folder of letters, digits and underscores, and not 'gn+ws' or 'legacy_1.x'.
+    if re.match(r'\w+/', path):
         return get_config(name)
     return Config.fromfile(Path(get_installed_path(package), '.mim', 'configs', path))
 

@@ -27,7 +27,7 @@ OPTIM_FIELDS = (
 
 # Top-level keys of MMEngine that ZeroRunner cannot honour, with what to do.
 REFUSED = {
-    'strategy': 'belongs to FlexibleRunner; its settings go into model_wrapper_cfg',
+    'strategy': 'belongs to FlexibleRunner; its settings go into model_wrapper_cfg, by tools/migrate_config.py',
 }
 
 ALIASES = ('activation_checkpointing', 'compile')
@@ -254,5 +254,8 @@ def refuse_keys(cfg: dict, faults: Faults) -> None:
         faults.add('model_wrapper_cfg', "is missing; add model_wrapper_cfg = dict(type='ZeroModelWrapper', stage=3)")
     elif type_name(wrapper.get('type', 'ZeroModelWrapper')) != 'ZeroModelWrapper':
         own = '; its children are sharded by themselves where optim_wrapper has several optimizers'
-        more = own if type_name(wrapper['type']) == 'MMSeparateDistributedDataParallel' else ''
+        migrates = '; tools/migrate_config.py makes such a config of this one'
+        more = dict(MMSeparateDistributedDataParallel=own, MMFullyShardedDataParallel=migrates).get(
+            type_name(wrapper['type']), ''
+        )
         faults.add('model_wrapper_cfg.type', f"got {wrapper['type']!r}; ZeroRunner needs 'ZeroModelWrapper'{more}")

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from mmengine.config import Config
@@ -18,7 +18,7 @@ from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import BackgroundSave, is_sharded, nothing_loaded, pretrained_loading
+from mmzero.checkpoint import BackgroundSave, each_reads, nothing_loaded, pretrained_loading
 from mmzero.config import Faults, read_checkpoint_config
 from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
@@ -33,7 +33,7 @@ from mmzero.hooks import (
 )
 from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
-from mmzero.runner.checkpoints import CheckpointMixin, bare_model, latest_checkpoint
+from mmzero.runner.checkpoints import CheckpointMixin, bare_model
 from mmzero.runner.joint_loops import JointLoopsMixin
 from mmzero.runner.run_facts import batch_size_of
 from mmzero.runner.several import build_several, check_built, is_several
@@ -45,8 +45,6 @@ from mmzero.runner.translate import (
     wrapper_fields,
 )
 from mmzero.wrappers import ZeroModelWrapper
-
-T = TypeVar('T')
 
 # Once these hooks have run, the config has brought a loop through.
 _PROOFS = {'after_train_iter': 'train', 'after_val': 'val', 'after_test': 'test'}
@@ -191,6 +189,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self._training = True
         self._check_files('train', 'val')
         with self._blaming():
+            self.check_folder()
+            self.find_checkpoint()
             if self._train_loop is not None:
                 self._train_loop = self.build_train_loop(self._train_loop)
             self.prepare()
@@ -349,18 +349,10 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         return model
 
     def _load_before_sharding(self, model: nn.Module) -> None:
+        self.find_checkpoint()
         source = self._load_from
-        if self._resume and source is None:
-            # Rank 0's answer: another node may not see the file.
-            source, skipped = _from_rank0(lambda: latest_checkpoint(self.work_dir))
-            for text in skipped:
-                self.logger.warning(f'not resumed from: {text}')
-            self.logger.info(f'resuming from the latest checkpoint: {source}')
-            if source is None:
-                self._resume = False
         if source is not None and not self._has_loaded:
-            self._load_from = source
-            if is_sharded(source):
+            if each_reads(source, bare_model(model).state_dict()):
                 # Each rank reads its shards, once there are any.
                 return
             checkpoint = self.load_checkpoint(source)
@@ -401,12 +393,6 @@ def _write_traceback(text: str, folder: str) -> str | None:
     except OSError:
         return None
     return str(path)
-
-
-def _from_rank0(work: Callable[[], T]) -> T:
-    box = [on_rank0(work)]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]  # type: ignore[return-value]
 
 
 def _build_with_files(build: Callable[[Any], nn.Module], model: Any) -> nn.Module:

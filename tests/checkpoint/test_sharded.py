@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mmzero.checkpoint import check_files, load_rest, load_saved, newest_complete, save_sharded, state_of, tensors_in
+from mmzero.checkpoint import check_files, load_saved, newest_complete, save_sharded, state_of
 from mmzero.checkpoint.sharded import folder as folders
-from mmzero.checkpoint.sharded import load_tensors
+from mmzero.checkpoint.sharded import load_rest, load_tensors, tensors_in
 from mmzero.errors import CheckpointError
+from tests.distributed.cases import damage
 
 
 class Killed(BaseException):
@@ -144,23 +145,11 @@ def test_the_newest_complete_one_with_an_optimizer(tmp_path: Path) -> None:
     assert 'has 0 bytes of __0_0.distcp instead of' in skipped[1]
 
 
-def damaged(path: Path, name: str, how: str) -> None:
-    file = path / name
-    if how == 'missing':
-        file.unlink()
-    elif how == 'cut':
-        file.write_bytes(file.read_bytes()[:-1])
-    else:
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        file.write_bytes(content)
-
-
 @pytest.mark.parametrize('how', ['missing', 'cut', 'flipped'])
 @pytest.mark.parametrize('name', ['__0_0.distcp', '.metadata', 'rest.pth', 'complete.json'])
 def test_damage_is_told(tmp_path: Path, name: str, how: str) -> None:
     save(tmp_path / 'x')
-    damaged(tmp_path / 'x', name, how)
+    damage(tmp_path / 'x', name, how)
     if (name, how) == ('complete.json', 'flipped'):
         # JSON, or a number in it.
         with pytest.raises(CheckpointError):

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,6 +91,20 @@ def only_new_objects() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def damage(folder: Path, name: str, how: str) -> None:
+    """Take away a file of a checkpoint ('missing') or its last byte ('cut'), or change a bit of it ('flipped')."""
+    file = folder / name
+    if how == 'missing':
+        file.unlink()
+        return
+    content = bytearray(file.read_bytes())
+    if how == 'cut':
+        del content[-1]
+    else:
+        content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 def live_bytes() -> int:

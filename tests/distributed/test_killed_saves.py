@@ -115,12 +115,15 @@ def test_a_killed_run_joins_the_unbroken_curve(tmp_path: Path, asynchronous: boo
     folder.mkdir()
     for _ in range(times):
         killed_once(folder, length, asynchronous, chance)
+    # Each start has saved once before it was killed; the last one is not killed.
+    saved = max(step for step, _ in losses(folder / 'curve.jsonl'))
+    assert saved >= times - 1
+    run_ranks(RANKS, curve, str(folder), saved + 4, asynchronous)
     found = losses(folder / 'curve.jsonl')
-    assert len(found) >= times
+    assert found[-1][0] == saved + 3
     wrong = [(step, loss) for step, loss in found if unbroken[step] != loss]
     assert not wrong, wrong[:5]
     # Each start goes on from the last complete checkpoint: it takes no more than a few steps again.
     steps = [step for step, _ in found]
     back = [before - after + 1 for before, after in zip(steps, steps[1:], strict=False) if after <= before]
     assert all(lost <= 3 for lost in back), back
-    assert max(steps) >= times

@@ -3,8 +3,10 @@
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,11 +16,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from mmzero.checkpoint import state_of
 from mmzero.checkpoint.convert import whole_checkpoint
 from mmzero.checkpoint.scratch import scratch_beside
 from mmzero.checkpoint.sharded import save as sharded_save
+from mmzero.checkpoint.sharded.folder import FolderState
 from mmzero.errors import CheckpointError
-from tests.distributed.cases import Faults, differing, merged, refused
+from tests.distributed.cases import Faults, damage, differing, merged, refused
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel
 from tests.vectors import Vectors, loader, vector_runner
@@ -232,6 +236,64 @@ def a_full_disk(folder: str) -> Faults:
         faults += named_last(f'{folder}/{name}', 'epoch_1')
     sharded_save.FileSystemWriter.write_data = real
     return found
+
+
+def a_slow_rank(folder: str) -> Faults:
+    """Rank 1 comes late to each save, and writes slowly: the others wait, beside training or not."""
+    found: Faults = {}
+    real = sharded_save.FileSystemWriter.write_data
+
+    def slowly(self: Any, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.5 * dist.get_rank())
+        return real(self, *args, **kwargs)
+
+    class Late(Hook):
+        priority = 'VERY_HIGH'
+
+        def after_train_epoch(self, runner: Any) -> None:
+            time.sleep(0.5 * dist.get_rank())
+
+    with (
+        patch.object(sharded_save.FileSystemWriter, 'write_data', slowly),
+        patch('mmzero.engines.meeting.PATIENCE_SECONDS', 0.05),
+    ):
+        for name, checkpoint in (('sync', SHARDED), ('async', dict(SHARDED, async_save=True))):
+            runner = runner_of(f'{folder}/{name}', 'stage 3', 2, checkpoint, custom_hooks=[Late()])
+            runner.train()
+            faults = found[name] = [] if runner.iter == runner.max_iters else [f'ended at {runner.iter}']
+            dist.barrier()
+            faults += [f'{state.path}: {state.fault}' for state in states_of(f'{folder}/{name}') if state.fault]
+            faults += named_last(f'{folder}/{name}', 'epoch_2')
+    return found
+
+
+def states_of(folder: str) -> list[FolderState]:
+    return [state_of(Path(folder, name)) for name in ('epoch_1', 'epoch_2')]
+
+
+def test_a_slow_rank_is_waited_for(tmp_path: Path) -> None:
+    for case, faults in merged(run_ranks(2, a_slow_rank, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults}'
+
+
+def damaged_for_all(folder: str) -> Faults:
+    """Each fault of a file of rank 1's is told on every rank, before anything is loaded."""
+    runner_of(f'{folder}/run', 'stage 3', 1, SHARDED).train()
+    found: Faults = {}
+    for how in ('missing', 'cut', 'flipped'):
+        faults, path = found.setdefault(how, []), Path(folder, how)
+        if dist.get_rank() == 0:
+            shutil.copytree(f'{folder}/run/epoch_1', path)
+            damage(path, '__1_0.distcp', how)
+        dist.barrier()
+        with refused(faults, CheckpointError, str(path), '__1_0.distcp'):
+            runner_of(f'{folder}/again', 'stage 3', 2, SHARDED, load_from=str(path), resume=True).train()
+    return found
+
+
+def test_damage_is_told_on_every_rank(tmp_path: Path) -> None:
+    for case, faults in merged(run_ranks(2, damaged_for_all, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults}'
 
 
 def on_disks_of_their_own(folder: str) -> Faults:

@@ -1,5 +1,6 @@
 """Weights on their way into a model: whole, read once and safely, and the same on every rank at every stage."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,12 @@ import torch.distributed as dist
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.runner.checkpoint import load_state_dict
+from safetensors.torch import save_file
 
 from mmzero import ZeroModelWrapper
+from mmzero.checkpoint import read_checkpoint
 from mmzero.errors import CheckpointError
+from mmzero.runner import checkpoints as zero_runner_file
 from tests.distributed.cases import Faults, count_opened_files, differing, merged, opened, refused
 from tests.distributed.detector import (
     Detector,
@@ -195,6 +199,65 @@ def from_mmengine(stage: int, folder: str) -> list[str]:
     return faults
 
 
+def of_safetensors(stage: int, folder: str) -> list[str]:
+    """Weights that fit are read by each rank for its shards, others by rank 0, so that the model may resize them."""
+    source = seeded(Detector, 9).state_dict()
+    alone = {name: value for name, value in source.items() if name.startswith('backbone.')}
+    paths = {name: f'{folder}/{name} {stage}' for name in ('whole.safetensors', 'part.safetensors', 'folder')}
+    paths['whole.safetensors'] += '.safetensors'
+    paths['part.safetensors'] += '.safetensors'
+    if dist.get_rank() == 0:
+        save_file(source, paths['whole.safetensors'])
+        save_file(alone, paths['part.safetensors'])
+        in_two_files(source, paths['folder'])
+    dist.barrier()
+    faults: list[str] = []
+    for name, path in paths.items():
+        wanted = alone if name.startswith('part') else source
+        for before in (True, False):
+            # One checks that weights are initialised, too, where a file has not all.
+            runner = detector_runner(folder, stage, **(dict(load_from=path) if before else {}))
+            with patch.object(zero_runner_file, 'read_checkpoint', wraps=zero_runner_file.read_checkpoint) as read:
+                runner.prepare()
+                if not runner._has_loaded:
+                    runner.load_checkpoint(path)
+            by_rank0 = before and name.startswith('part') and dist.get_rank() == 0
+            if read.called != by_rank0:
+                faults.append(f'{name}: read whole {read.call_count} times')
+            found = {key: value for key, value in tensors_of(runner.model.module).items() if key in wanted}
+            faults += [f'{name}, before sharding {before}: {text}' for text in differing(found, wanted)]
+    runner = detector_runner(folder, stage, dict(backbone_cfg=pretrained(paths['folder'], prefix='backbone.')))
+    runner.prepare()
+    found = {key: value for key, value in tensors_of(runner.model.module).items() if key in alone}
+    return faults + [f'init_cfg: {text}' for text in differing(found, alone)]
+
+
+def in_two_files(state: dict[str, torch.Tensor], folder: str) -> None:
+    """Write weights as transformers does, with an index, and an optimizer's file beside them that does not belong."""
+    os.makedirs(folder)
+    names = {name: f'model-{index % 2 + 1}.safetensors' for index, name in enumerate(state)}
+    for file in set(names.values()):
+        save_file({name: value for name, value in state.items() if names[name] == file}, f'{folder}/{file}')
+    save_file({'head.bias': torch.zeros(3)}, f'{folder}/other.safetensors')
+    Path(f'{folder}/model.safetensors.index.json').write_text(json.dumps(dict(weight_map=names)))
+
+
+def not_kept(stage: int, folder: str) -> list[str]:
+    """No file stays mapped once it was loaded: one that is written over would end the run by SIGBUS."""
+    own = f'{folder}/kept {stage}'
+    detector_runner(own, stage).train()
+    path = f'{own}/work/epoch_1.pth'
+    resumed = detector_runner(own, stage, load_from=path, resume=True, train_cfg=TWO_EPOCHS)
+    resumed.train()
+    faults = [f'{path} is still mapped'] if is_mapped(path) else []
+    read = read_checkpoint(path)
+    return faults + ([] if is_mapped(path) and read else [f'{path} is read whole'])
+
+
+def is_mapped(path: str) -> bool:
+    return path in Path('/proc/self/maps').read_text()
+
+
 TWO_EPOCHS = dict(by_epoch=True, max_epochs=2, val_interval=1)
 
 
@@ -218,7 +281,17 @@ def traps(stage: int, folder: str) -> list[str]:
     return faults + (['it ran'] if os.path.exists(made) else [])
 
 
-CASES = (into_shards, nothing_fits, head_of_another_size, read_once, resumed_once, from_mmengine, traps)
+CASES = (
+    into_shards,
+    nothing_fits,
+    head_of_another_size,
+    read_once,
+    resumed_once,
+    from_mmengine,
+    of_safetensors,
+    not_kept,
+    traps,
+)
 
 
 def run_cases(folder: str) -> Faults:

@@ -16,7 +16,8 @@ from mmzero.checkpoint.sharded import background
 from mmzero.errors import CheckpointError
 from mmzero.hooks import ZeroCheckpointHook, keeping_the_last
 from mmzero.runner import checkpoints
-from mmzero.runner.checkpoints import CheckpointMixin, latest_checkpoint
+from mmzero.runner.checkpoints import CheckpointMixin
+from mmzero.runner.resuming import latest_checkpoint
 from tests.vectors import vector_runner
 
 

@@ -38,7 +38,8 @@ def test_dicts_are_merged(tmp_path: Path) -> None:
 
 def test_a_config_of_a_package_with_a_sign_in_its_name() -> None:
     pytest.importorskip('mmdet')
-    assert load_config('mmdet::gn+ws/faster-rcnn_r50_fpn_gn-ws-all_1x_coco.py').model.type == 'FasterRCNN'
+    for name in ('gn+ws/faster-rcnn_r50_fpn_gn-ws-all_1x_coco.py', 'legacy_1.x/faster-rcnn_r50_fpn_1x_coco_v1.py'):
+        assert load_config(f'mmdet::{name}').model.type == 'FasterRCNN'
 
 
 @pytest.mark.parametrize('text', ['dict(a=1', 'dict(1)', 'dict(a=open("x"))', '{a: 1}'])

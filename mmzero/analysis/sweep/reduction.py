@@ -23,16 +23,30 @@ def reduced(cfg: Mapping, size: int) -> dict:
     Returns:
         dict: The model's config, with its data preprocessor.
     """
-    model: dict = copy.deepcopy(dict(cfg['model']))
+    model = without_pretrained(dict(cfg['model']))
     if cfg.get('data_preprocessor') is not None:
         model.setdefault('data_preprocessor', copy.deepcopy(cfg['data_preprocessor']))
     for part in walk(model):
         if part.get('type') in SYNCED_NORMS:
             part['type'] = 'BN'
-        _drop_pretrained(part)
     for preprocessor in walk(model):
         if isinstance(preprocessor.get('data_preprocessor'), dict):
             _shrink(preprocessor['data_preprocessor'], size)
+    return model
+
+
+def without_pretrained(model: dict) -> dict:
+    """Copy a model's config without the files that its parts begin with.
+
+    Args:
+        model (dict): The model's config.
+
+    Returns:
+        dict: The copy.
+    """
+    model = copy.deepcopy(model)
+    for part in walk(model):
+        _drop_pretrained(part)
     return model
 
 

@@ -3,7 +3,16 @@
 from mmzero.checkpoint.sharded.background import BackgroundSave
 from mmzero.checkpoint.sharded.folder import FolderState, is_sharded, newest_complete, state_of
 from mmzero.checkpoint.sharded.layout import optimizer_prefix, optimizers_in, split, to_load
-from mmzero.checkpoint.sharded.load import SavedTensor, check_files, load_rest, load_saved, load_tensors, tensors_in
+from mmzero.checkpoint.sharded.load import (
+    SavedTensor,
+    check_files,
+    contents_of,
+    is_whole,
+    load_rest,
+    load_saved,
+    load_tensors,
+    tensors_in,
+)
 from mmzero.checkpoint.sharded.save import save_sharded
 
 __all__ = [
@@ -11,7 +20,9 @@ __all__ = [
     'FolderState',
     'SavedTensor',
     'check_files',
+    'contents_of',
     'is_sharded',
+    'is_whole',
     'load_rest',
     'load_saved',
     'load_tensors',

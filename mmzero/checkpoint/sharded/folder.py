@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmzero.checkpoint.others import is_of_others
+from mmzero.checkpoint.safetensors_files import is_safetensors
 from mmzero.errors import CheckpointError
 
 MARKER = 'complete.json'
@@ -160,15 +162,15 @@ def _sync_folder(path: Path) -> None:
 
 
 def is_sharded(path: str | os.PathLike) -> bool:
-    """Say whether a path is a folder, complete or not, as sharded checkpoints are.
+    """Say whether a path is a folder, complete or not, as sharded checkpoints are, and none of others.
 
     Args:
         path (str or PathLike): A path.
 
     Returns:
-        bool: Whether it is.
+        bool: Whether it is; a folder as transformers or FSDPStrategy write it is none.
     """
-    return os.path.isdir(path)
+    return os.path.isdir(path) and not is_safetensors(path) and not is_of_others(path)
 
 
 def state_of(path: str | os.PathLike) -> FolderState:

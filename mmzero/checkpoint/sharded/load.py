@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
 
+from mmzero.checkpoint.names import clean_names
+from mmzero.checkpoint.safetensors_files import SafetensorsReader, is_safetensors
 from mmzero.checkpoint.sharded.folder import FolderState, check_sums, state_of
 from mmzero.checkpoint.sharded.reader import METADATA, SafeReader
 from mmzero.checkpoint.sharded.save import REST_FILE
@@ -58,7 +61,8 @@ def tensors_in(folder: str | os.PathLike) -> dict[str, SavedTensor]:
     """List the tensors of a checkpoint. On one rank, without communication.
 
     Args:
-        folder (str or PathLike): The checkpoint.
+        folder (str or PathLike): The checkpoint, or ``.safetensors`` as
+            :func:`mmzero.checkpoint.safetensors_files.is_safetensors` takes it.
 
     Returns:
         dict[str, SavedTensor]: By name.
@@ -67,12 +71,54 @@ def tensors_in(folder: str | os.PathLike) -> dict[str, SavedTensor]:
         CheckpointError: If it cannot be read.
     """
     try:
-        metadata = SafeReader(folder).read_metadata()
+        metadata = _reader(folder).read_metadata()
+    except CheckpointError:
+        raise
     except Exception as error:
-        raise CheckpointError(f'{folder}: {METADATA} cannot be read: {error}') from error
+        what = '' if is_safetensors(folder) else f'{METADATA} '
+        raise CheckpointError(f'{folder}: {what}cannot be read: {error}') from error
     known: Mapping[str, Any] = metadata.state_dict_metadata
     path = Path(folder)
     return {name: SavedTensor(path, name, item.size, item.properties.dtype) for name, item in known.items()}
+
+
+def contents_of(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, SavedTensor]]:
+    """List what each rank can read its shards of. On one rank, without communication.
+
+    Args:
+        path (str or PathLike): As :func:`tensors_in` takes it.
+
+    Returns:
+        tuple[dict, dict[str, SavedTensor]]: As :func:`load_rest` and :func:`tensors_in` give it, of weights alone where
+        there is nothing else.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+    """
+    known = tensors_in(path) if is_safetensors(path) else {}
+    if not known:
+        return load_rest(path), tensors_in(path)
+    return dict(state_dict={}), {f'state_dict/{name}': saved for name, saved in known.items()}
+
+
+def is_whole(path: str | os.PathLike, wanted: Mapping[str, Any]) -> bool:
+    """Say whether ``.safetensors`` hold each weight of a model in its shape. On one rank, without communication.
+
+    Otherwise it is the model that makes something of what was saved: it resizes tables, or has other names for weights.
+
+    Args:
+        path (str or PathLike): As :func:`mmzero.checkpoint.safetensors_files.is_safetensors` takes it.
+        wanted (Mapping[str, Any]): The model's state dict.
+
+    Returns:
+        bool: Whether they do.
+
+    Raises:
+        CheckpointError: If they cannot be read.
+    """
+    saved = clean_names(tensors_in(path), wanted)
+    shapes = {name: value.shape for name, value in wanted.items() if isinstance(value, Tensor)}
+    return all(name in saved and saved[name].shape == shape for name, shape in shapes.items())
 
 
 def load_saved(pairs: Sequence[tuple[SavedTensor, Tensor]]) -> None:
@@ -93,12 +139,13 @@ def check_files(folder: str | os.PathLike) -> None:
     """Hold every file of a checkpoint against its checksum, each on one of the ranks. Collective.
 
     Args:
-        folder (str or PathLike): The checkpoint.
+        folder (str or PathLike): The checkpoint; ``.safetensors`` have no checksums.
 
     Raises:
         CheckpointError: On every rank, if it is not complete, or a byte of it is another.
     """
-    together(lambda: _check_own_files(folder))
+    if not is_safetensors(folder):
+        together(lambda: _check_own_files(folder))
 
 
 def load_tensors(targets: dict[str, Tensor], folder: str | os.PathLike) -> None:
@@ -115,7 +162,7 @@ def load_tensors(targets: dict[str, Tensor], folder: str | os.PathLike) -> None:
     """
     on_rank0(lambda: _check_names(targets, folder))
     try:
-        dcp.load(targets, storage_reader=SafeReader(folder))
+        dcp.load(targets, storage_reader=_reader(folder))
     except dcp.api.CheckpointException as error:
         rank, (reason, _) = min(error.failures.items())
         raise CheckpointError(f'could not load {folder}: rank {rank}: {type(reason).__name__}: {reason}') from error
@@ -137,6 +184,10 @@ def complete(folder: str | os.PathLike) -> FolderState:
     if state.fault is not None:
         raise CheckpointError(f'{state.path} is no complete checkpoint: it {state.fault}')
     return state
+
+
+def _reader(path: str | os.PathLike) -> FileSystemReader:
+    return SafetensorsReader(path) if is_safetensors(path) else SafeReader(path)
 
 
 def _check_own_files(folder: str | os.PathLike) -> None:

@@ -1,6 +1,5 @@
 """The FSDP2 engine."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,6 +20,7 @@ from mmzero._compat import (
     keep_requires_grad,
     reduce_in_one_dtype,
     reduce_root_last,
+    return_freed_memory,
     set_reduce_scatter_unused_params,
 )
 from mmzero.engines.buffers import BufferBroadcast
@@ -39,13 +39,12 @@ from mmzero.engines.fsdp2.prefetch import ForwardPrefetch
 from mmzero.engines.fsdp2.replicated import ReplicatedParameters
 from mmzero.engines.fsdp2.stages import rules_of
 from mmzero.engines.fsdp2.trial import ELEMENTWISE, choose_view
-from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, unit_layouts
+from mmzero.engines.fsdp2.unit_rules import UnitSharding, reduced_dtype, shard_unit, unit_layouts
 from mmzero.engines.fsdp2.unused import UnusedParameters
 from mmzero.engines.loops import Loop
 from mmzero.engines.materialize import (
     check_same_model,
     materialize_buffers,
-    materialize_parameters,
     parameter_slots,
 )
 from mmzero.engines.param_grads import ParamGradEngine
@@ -107,9 +106,9 @@ class FSDP2Engine(ParamGradEngine):
         params = dict(model.named_parameters())
         whole: list[nn.Parameter] = []
         for unit in plan.units:
-            made = materialize_parameters([params.pop(name) for name in unit.params], slots, self.device)
-            whole += itertools.compress(made, unit.is_whole)
-            sharding.shard(model.get_submodule(unit.name), unit, set(whole))
+            module, own = model.get_submodule(unit.name), [params.pop(name) for name in unit.params]
+            whole += shard_unit(sharding, module, unit, own, slots, whole)
+            return_freed_memory()
         root = model.get_submodule(plan.root.name)
         if not isinstance(root, FSDPModule):
             raise RuntimeError('fully_shard left the model as it was')

@@ -1,6 +1,7 @@
 """From the rules of a unit to the arguments of ``fully_shard``."""
 
 from collections.abc import Callable
+from itertools import compress
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from mmzero._compat import shared_post_forward_meshes
 from mmzero.config import ZeroConfig
 from mmzero.engines.fsdp2.stages import rules_of
 from mmzero.engines.fsdp2.unit_bytes import UnitLayout
+from mmzero.engines.materialize import Slots, allocate_parameters, broadcast, fill_shards
 from mmzero.policies import Unit, WrapPlan
 
 
@@ -145,6 +147,44 @@ class UnitSharding:
             return OffloadPolicy()
         # Pinning is for copies to a GPU, and fails without one.
         return CPUOffloadPolicy(pin_memory=self.device.type != 'cpu')
+
+
+def shard_unit(
+    sharding: UnitSharding,
+    module: nn.Module,
+    unit: Unit,
+    params: list[nn.Parameter],
+    slots: Slots,
+    whole: list[nn.Parameter],
+) -> list[nn.Parameter]:
+    """Shard a unit that is real on rank 0 alone, and send each rank its shards. Collective.
+
+    Memory: a rank other than 0 holds no more than its shards, and one parameter while that is sent.
+
+    Args:
+        sharding (UnitSharding): What shards it.
+        module (nn.Module): The unit's module.
+        unit (Unit): The unit, whose inner units are sharded already.
+        params (list[nn.Parameter]): Its parameters; emptied, so that rank 0 lets go of what it has sent.
+        slots (Slots): Where they are registered.
+        whole (list[nn.Parameter]): Parameters of other units that stay whole.
+
+    Returns:
+        list[nn.Parameter]: Those of this unit that do.
+    """
+    places = [slots[id(param)][0] for param in params]
+    made = allocate_parameters(params, slots, sharding.device)
+    params.clear()
+    kept = list(compress(made, unit.is_whole))
+    for param in kept:
+        broadcast(param)
+    # FSDP2 cuts what ranks other than 0 have not filled yet: there only the places count.
+    sharding.shard(module, unit, {*whole, *kept})
+    split = [not is_whole for is_whole in unit.is_whole]
+    full = [param.detach() for param in compress(made, split)]
+    made.clear()
+    fill_shards(list(compress(places, split)), full)
+    return kept
 
 
 def _mesh(device: torch.device, replicate: int, shard: int) -> DeviceMesh:
