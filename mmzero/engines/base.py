@@ -54,9 +54,8 @@ from mmzero.engines.anomalies import Anomalies
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop
-from mmzero.engines.named_state import is_by_name, numbered
+from mmzero.engines.named_state import with_numbers
 from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
-from mmzero.engines.rank0 import on_rank0
 from mmzero.engines.shard_state import LoadShards, load_optimizer_shards, optimizer_shards
 from mmzero.engines.state import (
     gather_optimizer,
@@ -117,7 +116,7 @@ class Engine(ABC):
     """Whether what is in no unit gets ``precision.param_dtype`` too."""
 
     saves_shards = True
-    """Whether each rank can write its part of a checkpoint."""
+    """Whether each rank can write its part of a checkpoint, and read it."""
 
     def __init__(self, config: ZeroConfig, device: torch.device) -> None:
         self.config = config
@@ -410,8 +409,7 @@ class Engine(ABC):
         """
         assert_bound(self)
         names = group_names(self.optimizer, self.named_params())  # type: ignore[arg-type]
-        state = on_rank0(lambda: numbered(state, names) if is_by_name(state) else state) or state
-        scatter_optimizer(self.optimizer, state, names)  # type: ignore[arg-type]
+        scatter_optimizer(self.optimizer, with_numbers(state, names), names)  # type: ignore[arg-type]
 
     def optimizer_shards(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Take the optimizer's state apart, for a checkpoint of which each rank writes its shards. Collective.

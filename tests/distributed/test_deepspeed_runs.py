@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
+from mmzero.errors import CheckpointError
 from tests.distributed.cases import Faults, differing, merged
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel, toy_batch
@@ -35,19 +37,14 @@ def run(folder: str, engine: str, stage: int, epochs: int, half: bool = False, *
     torch.manual_seed(0)
     # Five samples of val: two batches on rank 0, one on rank 1.
     data = dict(train_dataloader=loader(Vectors(8)), val_dataloader=loader(Vectors(5), round_up=False))
-    runner = vector_runner(
-        folder,
-        dict(type=Plain),
-        stage,
-        wrapper,
-        **data,
+    settings: dict[str, Any] = dict(
         train_cfg=dict(by_epoch=True, max_epochs=epochs, val_interval=1),
         optim_wrapper=dict(optim, clip_grad=dict(max_norm=1.0)),
         param_scheduler=[dict(type='LinearLR', start_factor=0.5, by_epoch=False, end=6)],
         custom_hooks=[dict(EMA)],
         launcher='pytorch',
-        **changes,
     )
+    runner = vector_runner(folder, dict(type=Plain), stage, wrapper, **data, **{**settings, **changes})
     runner.train()
     return runner
 
@@ -110,6 +107,56 @@ def no_batch_at_all(stage: int) -> list[str]:
         own = range(3) if dist.get_rank() == 0 else ()
         found = [torch.stack(model.val_step(batch)) for batch in model.join(map(toy_batch, own), 'val')]
     return [] if all(map(torch.equal, found, wanted)) and len(found) == len(own) else ['other predictions']
+
+
+def given_weights(folder: str, stage: int) -> list[str]:
+    """Files that each rank would read by itself come through rank 0, and are there after a step with lr 0."""
+    if dist.get_rank() == 0:
+        torch.manual_seed(1)
+        save_file({name: value.clone() for name, value in Plain().state_dict().items()}, f'{folder}.safetensors')
+    dist.barrier()
+    given = load_file(f'{folder}.safetensors')
+    still = dict(optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=0.0, weight_decay=0.0)))
+    first = run(f'{folder}/before', 'deepspeed', stage, 1, load_from=f'{folder}.safetensors', **still)
+    found = first.model.engine.model_state()
+    # Once more into one that DeepSpeed has partitioned.
+    later = run(f'{folder}/after', 'deepspeed', stage, 1, **still)
+    later.load_checkpoint(f'{folder}.safetensors', strict=True)
+    later.model.train_step(toy_batch(0), later.optim_wrapper)
+    again = later.model.engine.model_state()
+    if dist.get_rank():
+        return []
+    own = [name for name in given if 'running' not in name and 'num_batches' not in name]
+    return [
+        f'{name} {when}'
+        for when, state in (('before', found), ('after', again))
+        for name in own
+        if not torch.equal(state[name], given[name])
+    ]
+
+
+def sharded_is_refused(folder: str) -> list[str]:
+    """A sharded checkpoint is named with what to do, on every rank, where DeepSpeed would overwrite what is read."""
+    wrapper = dict(type='ZeroModelWrapper', stage=3, wrap_policy=None)
+    run(f'{folder}/shards', 'fsdp2', 3, 1, cfg=dict(model_wrapper_cfg=wrapper, checkpoint=dict(format='sharded')))
+    faults = []
+    for resume in (False, True):
+        try:
+            run(f'{folder}/{resume}', 'deepspeed', 2, 2, load_from=f'{folder}/shards/epoch_1', resume=resume)
+            faults += [f'resume={resume} is taken']
+        except CheckpointError as error:
+            faults += [] if 'tools/convert_checkpoint.py' in str(error) else [str(error)]
+    return faults
+
+
+def files(folder: str) -> Faults:
+    found: Faults = {f'given, {stage}': given_weights(f'{folder}/{stage}', stage) for stage in (2, 3)}
+    return found | {'sharded': sharded_is_refused(folder)}
+
+
+def test_files_of_others(tmp_path: Any) -> None:
+    for case, faults in merged(run_ranks(2, files, str(tmp_path))).items():
+        assert not faults, f'{case}: {faults}'
 
 
 def runs(folder: str, stages: tuple[int, ...]) -> Faults:

@@ -10,13 +10,13 @@ from mmengine.optim import LinearLR
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
 from mmzero.engines.state import group_names
+from mmzero.errors import NonFiniteError
 from tests.distributed.cases import Faults, differing, merged
 from tests.distributed.ranks import run_ranks
 from tests.models import TinyViT, image_batch
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.distributed]
 
-STAGES = (1, 2, 3)
 BF16 = dict(precision=dict(param_dtype='bfloat16'))
 # Stage 3 keeps small parameters whole; here it partitions all but the smallest.
 PARTITIONED = dict(engine_options=dict(zero_optimization=dict(stage3_param_persistence_threshold=50)))
@@ -40,9 +40,11 @@ def groups_of(model: torch.nn.Module) -> list[dict]:
     return [dict(params=[p], lr=1e-3 * (1 + i % 2)) for i, (_, p) in enumerate(early)] + [dict(params=rest)]
 
 
-def pair(engine: str, stage: int, half: bool = False, **optim: Any) -> tuple[Any, ZeroOptimWrapper]:
+def pair(
+    engine: str, stage: int, half: bool = False, wrapper: dict | None = None, **optim: Any
+) -> tuple[Any, ZeroOptimWrapper]:
     torch.manual_seed(0)
-    fields: dict[str, Any] = dict(stage=stage, engine=engine, **(BF16 if half else {}))
+    fields: dict[str, Any] = dict(stage=stage, engine=engine, **(BF16 if half else {}), **(wrapper or {}))
     fields |= (
         PARTITIONED if engine == 'deepspeed' else dict(wrap_policy=dict(type='ModuleClassPolicy', classes=['Layer']))
     )
@@ -93,6 +95,15 @@ def goes_on(stage: int, half: bool) -> list[str]:
     return faults + (differing(tensors(own_end), tensors(end)) if dist.get_rank() == 0 else [])
 
 
+def by_name(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state as torch's FSDP1 saves it whole."""
+    if not state:
+        return state
+    names = [name for own in state['param_names'] for name in own]
+    groups = [dict(group, params=[names[index] for index in group['params']]) for group in state['param_groups']]
+    return dict(state={names[index]: entries for index, entries in state['state'].items()}, param_groups=groups)
+
+
 def between_engines(stage: int) -> list[str]:
     """A run of FSDP2 goes on under DeepSpeed and back, as without the break; groups and names are the same."""
     whole, optim = pair('fsdp2', stage)
@@ -108,6 +119,10 @@ def between_engines(stage: int) -> list[str]:
         faults += [] if middle[1]['param_names'] == names == saved[1]['param_names'] else ['names of groups']
         plain = [[{k: v for k, v in g.items() if k != 'params'} for g in s[1]['param_groups']] for s in (middle, saved)]
         faults += [] if plain[0] == plain[1] else ['groups']
+    named, mine = pair('deepspeed', stage)
+    load(named, mine, (saved[0], by_name(saved[1])))
+    taken = state_of(named, mine)
+    faults += differing(tensors(taken), tensors(saved)) if dist.get_rank() == 0 else []
     found = steps(other, own, range(2, 4))
     back, last = pair('fsdp2', stage)
     load(back, last, state_of(other, own))
@@ -138,18 +153,17 @@ def loaded_weights_stay(stage: int, half: bool) -> list[str]:
     return faults
 
 
-def states() -> Faults:
+def states(stage: int) -> Faults:
     found: Faults = {}
-    for stage in STAGES:
-        for half in (False, True):
-            found[f'goes on, {stage}, {half}'] = goes_on(stage, half)
-            found[f'loaded weights, {stage}, {half}'] = loaded_weights_stay(stage, half)
-        found[f'between engines, {stage}'] = between_engines(stage)
-    return found
+    for half in (False, True):
+        found[f'goes on, {half}'] = goes_on(stage, half)
+        found[f'loaded weights, {half}'] = loaded_weights_stay(stage, half)
+    return found | {'between engines': between_engines(stage)}
 
 
-def test_states() -> None:
-    for case, faults in merged(run_ranks(2, states)).items():
+@pytest.mark.parametrize('stage', [2, 3, pytest.param(1, marks=pytest.mark.slow)])
+def test_states(stage: int) -> None:
+    for case, faults in merged(run_ranks(2, states, stage)).items():
         assert not faults, f'{case}: {faults}'
 
 
@@ -179,3 +193,36 @@ def scheduled() -> list[str]:
 
 def test_schedulers_alone_own_lr() -> None:
     assert run_ranks(2, scheduled) == [[], []]
+
+
+def not_finite(stage: int, half: bool) -> list[str]:
+    """What one rank spoils moves nothing, the place is named, and more in a row than allowed end the run on both."""
+    model, optim = pair('deepspeed', stage, half, dict(detect_anomaly=True), max_skips=1)
+    steps(model, optim, range(1))
+    before = state_of(model, optim)
+    spoilt = image_batch(dist.get_rank())
+    if dist.get_rank() == 1:
+        spoilt['inputs'] = spoilt['inputs'] * float('inf')
+    model.train_step(spoilt, optim)
+    after = state_of(model, optim)
+    faults = differing(tensors(after), tensors(before)) if dist.get_rank() == 0 else []
+    faults += [] if optim.skips.in_a_row == 1 else [f'{optim.skips.in_a_row} are skipped']
+    steps(model, optim, range(1, 2))
+    faults += [] if optim.skips.in_a_row == 0 else ['a good step is skipped']
+    try:
+        for _ in range(2):
+            model.train_step(spoilt, optim)
+        return [*faults, 'goes on']
+    except NonFiniteError as error:
+        wanted = ('2 optimizer step(s) in a row', 'patch')
+        return faults + [f'{word!r} is not in {error}' for word in wanted if word not in str(error)]
+
+
+def spoilt_steps() -> Faults:
+    cases = [(stage, half) for stage in (1, 2, 3) for half in (False, True)]
+    return {f'{stage}, {half}': not_finite(stage, half) for stage, half in cases}
+
+
+def test_gradients_that_are_not_finite() -> None:
+    for case, faults in merged(run_ranks(2, spoilt_steps)).items():
+        assert not faults, f'{case}: {faults}'
