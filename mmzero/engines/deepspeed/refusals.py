@@ -1,6 +1,6 @@
 """What the DeepSpeed engine does not do: because DeepSpeed cannot, or not yet."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from mmzero.config import ZeroConfig, section, without_auto
 from mmzero.engines.deepspeed.build_lock import check_build_locks
 from mmzero.engines.deepspeed.keys import key_faults
 from mmzero.engines.deepspeed.precision import HALF
+from mmzero.engines.deepspeed.sections import section_faults
 from mmzero.engines.fsdp2.trial import ELEMENTWISE
 from mmzero.engines.options import Clip
 from mmzero.errors import ConfigError, PlanError
@@ -86,48 +87,10 @@ def check_disk(deepspeed: Any) -> None:
     check_build_locks([builder.name])
 
 
-def _is_on(part: Any) -> bool:
-    return isinstance(part, Mapping) and bool(part.get('enabled'))
-
-
-def _says_something(part: Any) -> bool:
-    return bool(part)
-
-
-_SIZE = 'changes among how many ranks a batch is shared, which mmzero does not support; remove it'
-SECTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    'activation_checkpointing': (
-        _says_something,
-        'is for models that call deepspeed.checkpointing, and does nothing here; use activation_checkpointing of '
-        'model_wrapper_cfg, or of the config',
-    ),
-    'autotuning': (_is_on, "starts runs of its own, by DeepSpeed's launcher; remove it"),
-    'checkpoint': (_says_something, "is for DeepSpeed's own checkpoints, and mmzero saves the run's; remove it"),
-    'compile': (_says_something, 'is not supported; remove it'),
-    'data_efficiency': (_is_on, "is for DeepSpeed's data loader, and MMEngine's is used; remove it"),
-    'dataloader_drop_last': (_says_something, 'use drop_last of train_dataloader'),
-    'datastates_ckpt': (_says_something, "is for DeepSpeed's own checkpoints, and mmzero saves the run's; remove it"),
-    'expert_parallel': (_is_on, _SIZE),
-    'hybrid_engine': (_is_on, 'is for another engine of DeepSpeed, for reinforcement learning; remove it'),
-    'pipeline': (_says_something, 'is for models made of pipeline stages; remove it'),
-    'sequence_parallel_size': (lambda value: value not in (None, 1), _SIZE),
-    'tensor_parallel': (_says_something, _SIZE),
-    'torch_autocast': (_is_on, "use optim_wrapper.dtype, such as 'bfloat16', which runs the forward under autocast"),
-    'use_data_before_expert_parallelism': (_says_something, _SIZE),
-    'weight_quantization': (_says_something, 'is for inference; remove it'),
-    'managed_gradient_accumulation': (
-        lambda value: value is False,
-        'MMEngine says which micro-batch is the last; remove it',
-    ),
-}
-"""Sections that DeepSpeed knows and that have no place in a run of MMEngine: when, and what to do."""
-
-
 def _option_faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
     options = without_auto(config.engine_options or {})
-    for name, (is_meant, why) in SECTIONS.items():
-        if is_meant(options.get(name)) or name == 'managed_gradient_accumulation' and options.get(name) is False:
-            yield f'{OPTIONS}.{name}: {why}'
+    for path, why in section_faults(options):
+        yield f'{OPTIONS}.{path}: {why}'
     for path, why in key_faults(options, deepspeed):
         yield f'{OPTIONS}.{path}: {why}'
     if section(options, 'data_types').get('grad_accum_dtype') not in (None, 'fp32', 'bf16', 'fp16'):

@@ -213,6 +213,27 @@ CASES = {
             'torch_autocast: use optim_wrapper.dtype',
         ),
     ),
+    'not there yet': Case(
+        dict(BASE, bf16=dict(enabled=True, check_grad_overflow=False))
+        | dict(
+            zero_optimization=dict(
+                stage=3,
+                mics_shard_size=1,
+                zero_hpz_partition_size=2,
+                zero_quantized_weights=True,
+                zero_quantized_gradients=True,
+                compute_grad_norm=False,
+            )
+        ),
+        (
+            'zero_optimization.mics_shard_size: has groups of ranks of its own',
+            'zero_optimization.zero_hpz_partition_size: has groups of ranks of its own',
+            'zero_optimization.zero_quantized_weights: is not supported yet',
+            'zero_optimization.zero_quantized_gradients: is not supported yet',
+            'zero_optimization.compute_grad_norm: a step whose gradients are not finite is skipped',
+            'bf16.check_grad_overflow: a step whose gradients are not finite is skipped',
+        ),
+    ),
     'values that are none': Case(
         dict(BASE, zero_optimization=dict(stage=2, reduce_bucket_size=-1, overlap_comm='often')),
         ('zero_optimization.reduce_bucket_size: got -1', "zero_optimization.overlap_comm: got 'often'"),
