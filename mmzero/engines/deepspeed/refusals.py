@@ -91,6 +91,12 @@ def _option_faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
     options = without_auto(config.engine_options or {})
     for path, why in section_faults(options):
         yield f'{OPTIONS}.{path}: {why}'
+    if config.stage < 3 and section(options, 'zero_optimization').get('round_robin_gradients') is True:
+        why = (
+            'DeepSpeed then loses track of where in its partitions a parameter lies, so that a checkpoint would hold '
+            'other weights; remove it'
+        )
+        yield f'{OPTIONS}.zero_optimization.round_robin_gradients: {why}'
     for path, why in key_faults(options, deepspeed):
         yield f'{OPTIONS}.{path}: {why}'
     if section(options, 'data_types').get('grad_accum_dtype') not in (None, 'fp32', 'bf16', 'fp16'):

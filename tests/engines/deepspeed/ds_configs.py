@@ -234,6 +234,10 @@ CASES = {
             'bf16.check_grad_overflow: a step whose gradients are not finite is skipped',
         ),
     ),
+    'round robin at stage 2': Case(
+        dict(BASE, zero_optimization=dict(stage=2, round_robin_gradients=True)),
+        ('zero_optimization.round_robin_gradients: DeepSpeed then loses track',),
+    ),
     'values that are none': Case(
         dict(BASE, zero_optimization=dict(stage=2, reduce_bucket_size=-1, overlap_comm='often')),
         ('zero_optimization.reduce_bucket_size: got -1', "zero_optimization.overlap_comm: got 'often'"),
