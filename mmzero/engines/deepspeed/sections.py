@@ -56,7 +56,6 @@ _QUANTISED = 'is not supported yet: it needs CUDA, and was never tried here; rem
 _SKIPPED = 'a step whose gradients are not finite is skipped, which DeepSpeed tells by this; remove it'
 WITHIN: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
     'zero_optimization': {
-        'mics_shard_size': (_above(0), _OTHERS),
         'zero_hpz_partition_size': (_above(1), _OTHERS),
         'zero_quantized_weights': (_is_true, _QUANTISED),
         'zero_quantized_nontrainable_weights': (_is_true, _QUANTISED),

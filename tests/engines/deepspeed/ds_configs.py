@@ -218,7 +218,6 @@ CASES = {
         | dict(
             zero_optimization=dict(
                 stage=3,
-                mics_shard_size=1,
                 zero_hpz_partition_size=2,
                 zero_quantized_weights=True,
                 zero_quantized_gradients=True,
@@ -226,7 +225,6 @@ CASES = {
             )
         ),
         (
-            'zero_optimization.mics_shard_size: has groups of ranks of its own',
             'zero_optimization.zero_hpz_partition_size: has groups of ranks of its own',
             'zero_optimization.zero_quantized_weights: is not supported yet',
             'zero_optimization.zero_quantized_gradients: is not supported yet',
