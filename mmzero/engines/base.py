@@ -52,6 +52,7 @@ from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.anomalies import Anomalies
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.loops import Loop
+from mmzero.engines.meeting import meet
 from mmzero.engines.named_state import is_by_name, numbered
 from mmzero.engines.options import Clip, StepOptions, StepOutcome
 from mmzero.engines.rank0 import on_rank0
@@ -379,6 +380,8 @@ class Engine(ABC):
             CheckpointError: On every rank, if the groups are not those of this run.
         """
         assert_bound(self)
+        # Before ranks communicate about it.
+        meet("load the optimizer's state")
         names = group_names(self.optimizer, self.named_params())  # type: ignore[arg-type]
         state = on_rank0(lambda: numbered(state, names) if is_by_name(state) else state) or state
         scatter_optimizer(self.optimizer, state, names)  # type: ignore[arg-type]
