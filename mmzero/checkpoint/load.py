@@ -124,11 +124,18 @@ def fitting_shards(
     shown = {name: _on_meta(whole.get(name, value)) for name, value in state.items()}
     taken = _taken(model, shown | whole, folder)
     made = {name: value for name, value in taken.values.items() if name not in fitting and not value.is_meta}
-    taken.values = fitting | made
+    taken.values = _last_of_tied(model, fitting) | made
     if not taken.values:
         fitting_names(state, wanted, folder)
     _tell(taken, folder, strict)
     return {name: value for name, value in taken.values.items() if not is_extra_state(name)}
+
+
+def _last_of_tied(model: nn.Module, fitting: dict[str, Any]) -> dict[str, Any]:
+    """Of a parameter that has several names keep the last, whose values are those that stay when torch loads."""
+    own = model.state_dict(keep_vars=True)
+    last = {id(own[name]): name for name in own if name in fitting}
+    return {name: fitting[name] for name in fitting if name not in own or last[id(own[name])] == name}
 
 
 def _fits(value: Any, target: Any) -> bool:

@@ -60,8 +60,8 @@ def read_checkpoint(filename: str, wanted: Mapping[str, Any] | None = None) -> d
     Old ones, from before torch 1.6, and what a URL names are read whole.
 
     Args:
-        filename (str): A path, that of a folder as transformers writes it, or a URL that MMEngine's CheckpointLoader
-            knows.
+        filename (str): A path, in which ``~`` is the user's folder, that of a folder as transformers writes it, or a
+            URL that MMEngine's CheckpointLoader knows.
         wanted (Mapping[str, Any], optional): The model's state dict, whose names tell what in the file's is a
             wrapper's, and which knows the shapes of flat shards. Defaults to None: not known.
 
@@ -71,6 +71,7 @@ def read_checkpoint(filename: str, wanted: Mapping[str, Any] | None = None) -> d
     Raises:
         CheckpointError: If it is not there, is damaged, or holds something that is not allowed.
     """
+    filename = os.path.expanduser(filename)
     try:
         loaded = _load(filename, wanted or {})
     except CheckpointError:
@@ -153,7 +154,7 @@ def _size(filename: str) -> str:
 
 
 def _others(filename: str) -> str:
-    folder = Path(filename).expanduser().parent
+    folder = Path(filename).parent
     kinds = ('*.pth', '*.safetensors', '*/complete.json')
     # A sharded one is a folder, told by what lies in it.
     found = {path if path.parent == folder else path.parent for kind in kinds for path in folder.glob(kind)}

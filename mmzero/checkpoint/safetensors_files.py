@@ -39,8 +39,10 @@ def files_of(path: str | os.PathLike) -> list[str]:
         list[str]: Their paths.
 
     Raises:
-        CheckpointError: If one is missing, or the folder holds several and no index.
+        CheckpointError: If one is missing, the folder holds several and no index, or it is a URL.
     """
+    if '://' in str(path):
+        raise CheckpointError(f'{path}: {SUFFIX} are read from local files, not from a URL; download them first')
     index = _index_of(Path(path))
     if index is None:
         return [str(_only_file(Path(path)))]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mmzero.checkpoint.safetensors_files import is_safetensors
+from mmzero.checkpoint.safetensors_files import files_of, is_safetensors
 from mmzero.checkpoint.sharded import is_sharded, is_whole
 from mmzero.engines import from_rank0, on_rank0
 from mmzero.errors import CheckpointError
@@ -71,8 +71,8 @@ def each_reads(path: str, wanted: Mapping[str, Any] | None = None) -> bool:
             something else of the weights. Defaults to None: it is sharded.
 
     Returns:
-        bool: True for a sharded checkpoint, and for ``.safetensors`` that every rank sees and, before sharding, of
-        which each weight has its name and shape.
+        bool: True for a sharded checkpoint, and for ``.safetensors`` of which every rank sees all files and, before
+        sharding, each weight has its name and shape.
 
     Raises:
         CheckpointError: On every rank, if ``.safetensors`` cannot be read.
@@ -83,8 +83,16 @@ def each_reads(path: str, wanted: Mapping[str, Any] | None = None) -> bool:
     if sharded or not fits:
         return sharded
     everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, os.path.exists(path))
+    dist.all_gather_object(everyones, _sees_all_of(path))
     return all(everyones)
+
+
+def _sees_all_of(path: str) -> bool:
+    """Whether this rank sees each file of ``.safetensors``; another node may hold a part of them."""
+    try:
+        return all(os.path.isfile(file) for file in files_of(path))
+    except CheckpointError:
+        return False
 
 
 def _make(folder: str | os.PathLike) -> str:

@@ -139,14 +139,14 @@ def _nothing() -> Iterator[None]:
 def _real(module: nn.Module) -> Iterator[None]:
     """Give a module real parameters to load into, to the end of its own part."""
     stand_ins = module._parameters
-    module._parameters = {
+    vars(module)['_parameters'] = {
         name: param if param is None else nn.Parameter(torch.empty_like(param, device='cpu'), param.requires_grad)
         for name, param in stand_ins.items()
     }
     try:
         yield
     finally:
-        module._parameters = stand_ins
+        vars(module)['_parameters'] = stand_ins
 
 
 @contextmanager
@@ -156,16 +156,19 @@ def _stand_ins(model: nn.Module) -> Iterator[None]:
     kept = [(module._parameters, module._buffers, module._load_state_dict_pre_hooks) for module in modules]
     try:
         for module in modules:
-            module._parameters = {name: _on_meta(param) for name, param in module._parameters.items()}
-            module._buffers = {
-                name: buffer if buffer is None else buffer.detach().cpu().clone()
-                for name, buffer in module._buffers.items()
-            }
-            module._load_state_dict_pre_hooks = _hooks_of(module)
+            # A compiled module hands on what is set as an attribute to the one inside.
+            vars(module).update(
+                _parameters={name: _on_meta(param) for name, param in module._parameters.items()},
+                _buffers={
+                    name: buffer if buffer is None else buffer.detach().cpu().clone()
+                    for name, buffer in module._buffers.items()
+                },
+                _load_state_dict_pre_hooks=_hooks_of(module),
+            )
         yield
     finally:
         for module, (parameters, buffers, hooks) in zip(modules, kept, strict=True):
-            module._parameters, module._buffers, module._load_state_dict_pre_hooks = parameters, buffers, hooks
+            vars(module).update(_parameters=parameters, _buffers=buffers, _load_state_dict_pre_hooks=hooks)
 
 
 def _on_meta(param: nn.Parameter | None) -> nn.Parameter | None:

@@ -54,6 +54,7 @@ from mmzero.engines.anomalies import Anomalies
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop
+from mmzero.engines.meeting import meet
 from mmzero.engines.named_state import with_numbers
 from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
 from mmzero.engines.shard_state import LoadShards, load_optimizer_shards, optimizer_shards
@@ -408,6 +409,8 @@ class Engine(ABC):
             CheckpointError: On every rank, if the groups are not those of this run.
         """
         assert_bound(self)
+        # Before ranks communicate about it.
+        meet("load the optimizer's state")
         names = group_names(self.optimizer, self.named_params())  # type: ignore[arg-type]
         scatter_optimizer(self.optimizer, with_numbers(state, names), names)  # type: ignore[arg-type]
 

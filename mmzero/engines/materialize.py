@@ -171,6 +171,7 @@ def broadcast(tensor: Tensor) -> None:
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    # Laid out the same on every rank: what comes is rank 0's memory, as it lies.
     if tensor.is_meta:
-        return torch.empty_like(tensor, device=device)
+        return torch.empty_like(tensor, device=device, memory_format=torch.contiguous_format)
     return tensor.to(device).contiguous()

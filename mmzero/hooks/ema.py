@@ -25,6 +25,7 @@ class ShardedEMA(EMAHook):
     _wrapper: ZeroModelWrapper | None = None
     _resumed: dict[str, Any] | None = None
     _gathered: dict[str, Any] | None = None
+    _starts_anew = False
 
     def before_run(self, runner) -> None:  # type: ignore # noqa: D102
         self._wrapper = wrapper = runner.sharded
@@ -92,9 +93,7 @@ class ShardedEMA(EMAHook):
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:  # type: ignore # noqa: D102
         # What is not resumed starts as a copy of the weights that are loaded. A whole file is, before the model is
         # sharded and the mirror made; shards are afterwards.
-        if not runner._resume or 'ema_state_dict' not in checkpoint:
-            if self._wrapper is not None:
-                self._fill_weights(checkpoint['state_dict'])
+        self._starts_anew = not runner._resume or 'ema_state_dict' not in checkpoint
         if not runner._resume:
             return
         if 'ema_state_dict' not in checkpoint:
@@ -109,6 +108,17 @@ class ShardedEMA(EMAHook):
             self._resumed = checkpoint['ema_state_dict']
         else:
             self._fill(checkpoint['ema_state_dict'])
+
+    def after_weights(self) -> None:
+        """Start as a copy of the weights that have just been loaded, unless averaged ones were. On each rank.
+
+        Of the weights, not of the checkpoint: its names and shapes may be others than the model's.
+        """
+        if self._wrapper is None or not self._starts_anew:
+            return
+        loaded = self.src_model.state_dict()
+        for name, target in self.ema_model.module.state_dict().items():
+            target.copy_(loaded[name])
 
 
 def over_shards(hook: EMAHook) -> ShardedEMA:

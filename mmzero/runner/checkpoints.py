@@ -1,5 +1,6 @@
 """How ZeroRunner saves and loads: collectively, at every stage."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -243,6 +244,7 @@ class CheckpointMixin(ResumeMixin):
         Raises:
             CheckpointError: On every rank, if the file cannot be read or none of its weights fits.
         """
+        filename = os.path.expanduser(filename)
         if self._read is not None and self._read[0] == filename:
             (_, known), self._read = self._read, None
             return known
@@ -264,7 +266,7 @@ class CheckpointMixin(ResumeMixin):
             state = on_rank0(lambda: fitting_state(model, wanted, saved, filename, strict, revise_keys))
             self._wrapper.engine.load_model_state(state or {})
         load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)
-        self.logger.info(f'loaded weights from {filename}')
+        self._say_loaded(filename)
         return checkpoint
 
     def _read_by_shards(self, path: str, model: nn.Module | None = None) -> bool:
@@ -298,8 +300,14 @@ class CheckpointMixin(ResumeMixin):
             self._wrapper.engine.load_model_state(given)
         self._wrapper.engine.refresh()
         _load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)
-        self.logger.info(f'loaded weights from {folder}')
+        self._say_loaded(folder)
         return checkpoint
+
+    def _say_loaded(self, source: str) -> None:
+        for hook in self.hooks:
+            if isinstance(hook, ShardedEMA):
+                hook.after_weights()
+        self.logger.info(f'loaded weights from {source}')
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call all hooks, after an evaluation with rank 0's metrics on every rank. Collective there.

@@ -78,6 +78,7 @@ class ResumeMixin(Runner):
             *args: As Runner's.
             **kwargs: As Runner's.
         """
+        filename = os.path.expanduser(filename)
         checkpoint = self.load_checkpoint(filename)
         missing = [name for name in ('meta', 'message_hub') if name not in checkpoint]
         if missing:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,6 +81,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         kwargs['cfg'] = cfg = Config({}) if cfg is None else copy.deepcopy(cfg)
         # None is the default of all arguments that have one.
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name == 'default_scope'}
+        if isinstance(kwargs.get('load_from'), (str, os.PathLike)):
+            kwargs['load_from'] = os.path.expanduser(os.fspath(kwargs['load_from']))
         faults = Faults()
         # Where the engine's own options say more than the config does.
         optim_wrapper = with_engine_options(

@@ -90,7 +90,7 @@ def test_a_head_of_another_size_is_left(tmp_path: Path, sharded: bool) -> None:
     if sharded:
         runner.load_checkpoint(file)
     assert torch.equal(weights(runner)['stem.weight'], source.stem.weight)
-    with pytest.raises(CheckpointError, match=r"does not fit the model: missing: \['head.weight', 'tied.weight'\]"):
+    with pytest.raises(CheckpointError, match=r'not fit the model:\n  size mismatch for head.weight: .*\n.* tied.w'):
         runner.load_checkpoint(file, strict=True)
 
 

@@ -36,6 +36,7 @@ from mmzero.engines.gradients import describe_losses
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop
 from mmzero.engines.materialize import materialize_model
+from mmzero.engines.meeting import meet
 from mmzero.engines.named_state import with_numbers
 from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
 from mmzero.engines.state import group_names
@@ -238,6 +239,8 @@ class DeepSpeedEngine(Engine):
     @override
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         assert_bound(self)
+        # Before ranks communicate about it.
+        meet("load the optimizer's state")
         names = self._group_names()
         scatter_state(self.groups, self.fragments, with_numbers(state, names), names)
 

@@ -64,7 +64,6 @@ def scatter_state(groups: AllGroups, fragments: Fragments, full: dict[str, Any],
     Raises:
         CheckpointError: On every rank, if the groups or the kind of optimizer do not fit.
     """
-    meet("load the optimizer's state")
     box = [_described(full)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box, src=0)
     described: dict[str, Any] = box[0]  # type: ignore[assignment]
