@@ -44,10 +44,11 @@ def pair(
     engine: str, stage: int, half: bool = False, wrapper: dict | None = None, **optim: Any
 ) -> tuple[Any, ZeroOptimWrapper]:
     torch.manual_seed(0)
-    fields: dict[str, Any] = dict(stage=stage, engine=engine, **(BF16 if half else {}), **(wrapper or {}))
+    fields: dict[str, Any] = dict(stage=stage, engine=engine, **(BF16 if half else {}))
     fields |= (
         PARTITIONED if engine == 'deepspeed' else dict(wrap_policy=dict(type='ModuleClassPolicy', classes=['Layer']))
     )
+    fields |= wrapper or {}
     model = ZeroModelWrapper(module=Frozen(), **fields)
     optimizer = torch.optim.AdamW(groups_of(model.module), lr=2e-3, weight_decay=0.05)
     settings = dict(clip_grad=dict(max_norm=0.5), dtype='bfloat16' if half else None)
@@ -79,13 +80,13 @@ def tensors(state: tuple[dict, dict]) -> dict[str, torch.Tensor]:
     return found
 
 
-def goes_on(stage: int, half: bool) -> list[str]:
+def goes_on(stage: int, half: bool, wrapper: dict | None = None) -> list[str]:
     """A run that is saved and loaded into a new one goes on to the bit; what is loaded is what was saved."""
-    whole, optim = pair('deepspeed', stage, half)
+    whole, optim = pair('deepspeed', stage, half, wrapper)
     steps(whole, optim, range(2))
     saved = state_of(whole, optim)
     wanted = steps(whole, optim, range(2, 5))
-    again, own = pair('deepspeed', stage, half)
+    again, own = pair('deepspeed', stage, half, wrapper)
     load(again, own, saved)
     faults = differing(tensors(state_of(again, own)), tensors(saved)) if dist.get_rank() == 0 else []
     faults += [] if dist.get_rank() == 0 else [f'rank 1 has {x}' for x in state_of(again, own) if x]
@@ -164,6 +165,37 @@ def states(stage: int) -> Faults:
 @pytest.mark.parametrize('stage', [2, 3, pytest.param(1, marks=pytest.mark.slow)])
 def test_states(stage: int) -> None:
     for case, faults in merged(run_ranks(2, states, stage)).items():
+        assert not faults, f'{case}: {faults}'
+
+
+def zero(**fields: Any) -> dict[str, Any]:
+    return dict(engine_options=dict(zero_optimization=dict(stage3_param_persistence_threshold=50, **fields)))
+
+
+# Each cuts or keeps the float32 values in another way.
+OTHERS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    'small sub-groups': (zero(sub_group_size=500), (3,)),
+    'aligned parameters': (zero(parameter_alignment=True), (1, 2)),
+    'optimizer offloaded': (dict(offload=dict(optimizer='cpu')), (1, 2, 3)),
+    'parameters offloaded': (dict(offload=dict(params='cpu')), (3,)),
+    'all offloaded': (dict(offload=dict(params='cpu', optimizer='cpu')), (3,)),
+    'not contiguous': (zero(contiguous_gradients=False, reduce_scatter=False), (1, 2)),
+    'overlapping': (zero(overlap_comm=True), (2, 3)),
+}
+
+
+def other_settings() -> Faults:
+    return {
+        f'{name}, {stage}, {half}': goes_on(stage, half, wrapper)
+        for name, (wrapper, stages) in OTHERS.items()
+        for stage in stages
+        for half in (False, True)
+    }
+
+
+@pytest.mark.slow
+def test_states_under_other_settings() -> None:
+    for case, faults in merged(run_ranks(2, other_settings)).items():
         assert not faults, f'{case}: {faults}'
 
 
