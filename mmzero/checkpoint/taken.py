@@ -174,7 +174,9 @@ def _stand_ins(model: nn.Module) -> Iterator[None]:
 def _on_meta(param: nn.Parameter | None) -> nn.Parameter | None:
     if param is None:
         return None
-    return nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device='meta'), param.requires_grad)
+    # One that DeepSpeed has partitioned is empty itself.
+    shape = getattr(param, 'ds_shape', param.shape)
+    return nn.Parameter(torch.empty(shape, dtype=param.dtype, device='meta'), param.requires_grad)
 
 
 def _hooks_of(module: nn.Module) -> Any:

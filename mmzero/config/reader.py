@@ -84,14 +84,14 @@ class Faults:
             ConfigError: If a fault was noted.
         """
         if self.lines:
-            raise ConfigError(self.lines)
+            # Some are found in several ways.
+            raise ConfigError(list(dict.fromkeys(self.lines)))
 
 
 def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
     """Read a mapping into a dataclass whose fields carry a ``read`` function in their metadata.
 
-    Names in the class's ``PLANNED`` are refused as not supported yet. The mapping is not changed. A field with a
-    fault keeps its default, so that reading goes on.
+    The mapping is not changed. A field with a fault keeps its default, so that reading goes on.
 
     Args:
         cls (type): The dataclass.
@@ -110,9 +110,6 @@ def read_fields(cls: type[T], cfg: Any, path: str, faults: Faults) -> T:
         return cls()
     values: dict[str, Any] = {}
     for name, value in cfg.items():
-        if name in getattr(cls, 'PLANNED', ()):
-            faults.add(f'{path}.{name}', 'is not supported yet; remove it')
-            continue
         if name not in known:
             faults.add(f'{path}.{name}', f'unknown field{near_names(str(name), known)}')
             continue

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from mmzero.config.checkpointing import CheckpointingConfig
 from mmzero.config.compile import CompileConfig
+from mmzero.config.engine_options import SECTION, engine_options, fill_from_options, without_auto
 from mmzero.config.overrides import OverrideConfig, check_overrides
 from mmzero.config.policy import wrap_policy
 from mmzero.config.reader import (
@@ -23,13 +24,6 @@ from mmzero.config.reader import (
     read_fields,
     size,
 )
-
-
-def engine_name(value: Any) -> str:
-    """A reader for the engine's name."""
-    if value == 'deepspeed':
-        raise ValueError("it is not supported yet; allowed: 'fsdp2'")
-    return one_of('fsdp2')(value)
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,7 @@ class OffloadConfig:
     """What leaves the GPU between its uses.
 
     An optimizer steps where its parameters lie, so that FSDP2 keeps shards, their gradients and the optimizer's state
-    together: either of the two fields moves all three.
+    together: either of the two fields moves all three. DeepSpeed steps masters of its own: the fields are two things.
 
     Args:
         params (str, optional): Where parameters go: 'cpu' or 'nvme'. Defaults to None: they stay.
@@ -142,6 +136,11 @@ class OffloadConfig:
     def to_host(self) -> bool:
         """Whether anything goes to host memory."""
         return 'cpu' in (self.params, self.optimizer)
+
+    @property
+    def to_disk(self) -> bool:
+        """Whether anything goes to a disk."""
+        return 'nvme' in (self.params, self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -177,13 +176,12 @@ class ZeroConfig:
             False: as ``PYTORCH_ALLOC_CONF`` says.
         watch (float, optional): Seconds after which ranks that wait for each other at different places end, with an
             error that names the places; None: they wait for the process group's timeout. Defaults to 60.
+        engine_options (dict or str): DeepSpeed's own config, or the path of a JSON file that holds it; for
+            engine='deepspeed' ([Note: what a ds_config says that mmzero says too]). Defaults to None.
     """
 
-    # Fields that later versions bring: named, so that nobody takes them for a spelling mistake.
-    PLANNED: ClassVar[tuple[str, ...]] = ('engine_options',)
-
     stage: int = option(3, one_of(0, 1, 2, 3))
-    engine: str = option('fsdp2', engine_name)
+    engine: str = option('fsdp2', one_of('fsdp2', 'deepspeed'))
     mesh: MeshConfig = option(MeshConfig(), MeshConfig)
     wrap_policy: Any = option('AutoPolicy', wrap_policy)
     overrides: tuple[OverrideConfig, ...] = option((), ListOf(OverrideConfig))
@@ -199,6 +197,7 @@ class ZeroConfig:
     detect_anomaly: bool = option(False, flag)
     expandable_segments: bool = option(False, flag)
     watch: float | None = option(60.0, optional_seconds)
+    engine_options: Mapping[str, Any] | None = option(None, engine_options)
 
 
 def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
@@ -212,9 +211,11 @@ def read_zero_config(cfg: dict, path: str, faults: Faults) -> ZeroConfig:
     Returns:
         ZeroConfig: The config, with defaults where a field has a fault.
     """
-    cfg = _as_of_fsdp(cfg, path, faults)
+    cfg = fill_from_options(_as_of_fsdp(cfg, path, faults), path, faults)
     config = read_fields(ZeroConfig, cfg, path, faults)
-    _refuse_offload(config.offload, config.stage, f'{path}.offload', faults)
+    _refuse_offload(config, f'{path}.offload', faults)
+    if config.engine_options and config.engine != 'deepspeed':
+        faults.add(f'{path}.engine_options', "is DeepSpeed's config, and the engine is 'fsdp2'; add engine='deepspeed'")
     # A wrong stage is a fault of its own; the default in its place says nothing about DDP's arguments.
     if config.stage != cfg.get('stage', config.stage):
         return config
@@ -257,11 +258,16 @@ def _as_of_fsdp(cfg: dict, path: str, faults: Faults) -> dict:
     return {'wrap_policy' if key == 'auto_wrap_policy' else key: value for key, value in cfg.items()}
 
 
-def _refuse_offload(offload: OffloadConfig, stage: int, path: str, faults: Faults) -> None:
+def _refuse_offload(config: ZeroConfig, path: str, faults: Faults) -> None:
+    offload, stage = config.offload, config.stage
     places = {name: getattr(offload, name) for name in ('params', 'optimizer')}
     for name, place in places.items():
-        if place == 'nvme':
-            faults.add(f'{path}.{name}', "'nvme' needs engine='deepspeed', which is not supported yet; remove it")
+        if place == 'nvme' and config.engine != 'deepspeed':
+            faults.add(f'{path}.{name}', "'nvme' needs engine='deepspeed'; add it, or use 'cpu'")
+        elif place == 'nvme' and stage != 3:
+            faults.add(f'{path}.{name}', f"'nvme' needs stage=3, got stage={stage}")
+        elif place == 'nvme' and offload.nvme_path is None:
+            faults.add(f'{path}.nvme_path', "is missing; 'nvme' needs a folder on the disk")
         elif place is not None and stage == 0:
             faults.add(f'{path}.{name}', f'got {place!r} at stage=0, which keeps all on the GPU; use stage 1, 2 or 3')
     if 'nvme' not in places.values() and offload.nvme_path is not None:
@@ -278,6 +284,9 @@ def _refuse_at_stage_0(config: ZeroConfig, path: str, faults: Faults) -> None:
         faults.add(f'{path}.precision.keep_fp32', 'needs stage 1, 2 or 3; under DDP all weights keep their dtype')
     if config.mesh.replicate > 1:
         faults.add(f'{path}.mesh', 'needs stage 1, 2 or 3; at stage 0 every rank holds all')
+    if config.engine_options and without_auto(config.engine_options) != {SECTION: {'stage': 0}}:
+        why = "is DeepSpeed's config, and stage=0 is DDP under every engine; remove it, or use stage 1, 2 or 3"
+        faults.add(f'{path}.engine_options', why)
     if config.separate and config.static_graph:
         why = 'is an argument of DDP, and separate averages gradients without it; remove it'
         faults.add(f'{path}.static_graph', why)

@@ -2,13 +2,13 @@
 
 from mmzero.engines.agreed_stop import AgreedStop
 from mmzero.engines.base import Engine
-from mmzero.engines.build import build_engine
+from mmzero.engines.build import build_engine, engine_class
 from mmzero.engines.closure import NO_CLOSURE, needs_closure
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop, failed
 from mmzero.engines.meeting import meet, started
-from mmzero.engines.options import Clip, StepOptions, StepOutcome
+from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
 from mmzero.engines.outside_tree import materialize_outside, modules_outside_of
 from mmzero.engines.process_group import LAUNCHERS, init_process_group, is_on_first_node, world_size_of
 from mmzero.engines.rank0 import from_rank0, on_rank0, together
@@ -28,10 +28,12 @@ __all__ = [
     'Loop',
     'StepOptions',
     'StepOutcome',
+    'Training',
     'accept_whole_tensors',
     'build_engine',
     'by_name',
     'by_number',
+    'engine_class',
     'engine_for',
     'failed',
     'from_rank0',

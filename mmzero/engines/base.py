@@ -10,7 +10,8 @@ Once:
  2. ``shard(model, plan)`` gives every rank rank 0's parameters and buffers and enters each parameter in the table of
     :func:`engines_of`. The parameter objects stay for as long as the model; their storage, and with it what ``.data``
     and ``.grad`` show, is the engine's from here on.
- 3. ``check_autocast(dtype)`` and ``check_clip(clip)`` refuse what a step could not honour.
+ 3. ``check_autocast(dtype)`` and ``check_clip(clip)`` refuse what a step could not honour, ``check_training(training)``
+    what the engine's own options say otherwise.
  4. ``bind(optimizer, loss_scale)`` takes the optimizer that was built on those parameters, and returns it. DeepSpeed,
     which needs model and optimizer together, partitions here. The groups keep their order, and what schedulers write
     into them (lr, weight_decay, momentum) holds from the next step on. Which tensors their ``params`` list is the
@@ -51,11 +52,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.anomalies import Anomalies
 from mmzero.engines.forecast import Forecast
+from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop
 from mmzero.engines.meeting import meet
-from mmzero.engines.named_state import is_by_name, numbered
-from mmzero.engines.options import Clip, StepOptions, StepOutcome
-from mmzero.engines.rank0 import on_rank0
+from mmzero.engines.named_state import with_numbers
+from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
 from mmzero.engines.shard_state import LoadShards, load_optimizer_shards, optimizer_shards
 from mmzero.engines.state import (
     gather_optimizer,
@@ -112,6 +113,12 @@ class Engine(ABC):
     waits_in_backward = False
     """Whether ranks wait for each other inside of autograd's engine, where no stack shows it."""
 
+    reduces_root = False
+    """Whether what is in no unit gets ``precision.param_dtype`` too."""
+
+    saves_shards = True
+    """Whether each rank can write its part of a checkpoint, and read it."""
+
     def __init__(self, config: ZeroConfig, device: torch.device) -> None:
         self.config = config
         self.device = device
@@ -119,6 +126,8 @@ class Engine(ABC):
         self.optimizer: Optimizer | None = None
         self.anomalies: Anomalies | None = None
         self._named: dict[str, nn.Parameter] = {}
+        # Samples of a rank and micro-batch, where whoever made the engine knows it.
+        self.batch_size: int | None = None
 
     @property
     def parts(self) -> list['Engine']:
@@ -274,6 +283,16 @@ class Engine(ABC):
             ConfigError: If it cannot.
         """
 
+    def check_training(self, training: Training) -> None:  # noqa: B027
+        """Refuse a run that says other things than the engine's own options, and remember what it says.
+
+        Args:
+            training (Training): What the run says.
+
+        Raises:
+            ConfigError: If the options say otherwise; it lists all faults.
+        """
+
     @abstractmethod
     def step(self, options: StepOptions | None = None, **kwargs: Any) -> StepOutcome:
         """Complete the gradients, clip them and step the optimizer. Collective.
@@ -322,6 +341,16 @@ class Engine(ABC):
     def without_gradients(self) -> AbstractContextManager:
         """The context of a backward of zeros, by a rank that has no batch: it uses no parameter."""
         return nullcontext()
+
+    def local_parts(self) -> LocalParts:
+        """Mirror what this rank holds, for code that averages weights.
+
+        Returns:
+            LocalParts: The mirror; :meth:`refresh` tells the engine that it was written into.
+        """
+        if self.model is None:
+            raise RuntimeError('the engine has sharded no model yet')
+        return LocalParts(self.model)
 
     def refresh(self) -> None:  # noqa: B027
         """Be told that weights were written into the parameters' storage; the next forward computes with them."""
@@ -383,8 +412,7 @@ class Engine(ABC):
         # Before ranks communicate about it.
         meet("load the optimizer's state")
         names = group_names(self.optimizer, self.named_params())  # type: ignore[arg-type]
-        state = on_rank0(lambda: numbered(state, names) if is_by_name(state) else state) or state
-        scatter_optimizer(self.optimizer, state, names)  # type: ignore[arg-type]
+        scatter_optimizer(self.optimizer, with_numbers(state, names), names)  # type: ignore[arg-type]
 
     def optimizer_shards(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Take the optimizer's state apart, for a checkpoint of which each rank writes its shards. Collective.

@@ -29,12 +29,24 @@ def build_engine(config: ZeroConfig) -> Engine:
     Raises:
         ConfigError: If the engine's package is missing, or it does not do what the config asks for.
     """
-    engine = DDPEngine if config.stage == 0 else ENGINES[config.engine]
+    engine = engine_class(config)
     if not config.separate:
         return engine(config, this_device())
     if not issubclass(engine, ParamGradEngine):
         raise ConfigError([f'model_wrapper_cfg.separate: engine={config.engine!r} shards whole models; remove one'])
     return SeparateEngine(config, this_device(), engine)
+
+
+def engine_class(config: ZeroConfig) -> type[Engine]:
+    """Which class of engine a config means.
+
+    Args:
+        config (ZeroConfig): The config.
+
+    Returns:
+        type[Engine]: DDP's at stage 0, else that of ``engine``.
+    """
+    return DDPEngine if config.stage == 0 else ENGINES[config.engine]
 
 
 def this_device() -> torch.device:

@@ -58,10 +58,22 @@ def describe_nonfinite(names: Mapping[Tensor, str], device: torch.device, losses
     found = torch.stack([_fault(local_gradient(param), device) for param in names])
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     bad = [(name, _FAULTS[code]) for name, code in zip(names.values(), found.tolist(), strict=True) if code]
+    return f'{_told_parameters(bad, len(names))}; {describe_losses(losses)}'
+
+
+def describe_losses(losses: Sequence[Tensor]) -> str:
+    """Say on which ranks the loss is not finite. Collective; waits for the device.
+
+    Args:
+        losses (Sequence[Tensor]): This rank's losses since the last step.
+
+    Returns:
+        str: The same on every rank.
+    """
     values = [float(loss) for loss in losses]
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, values)
-    return f'{_told_parameters(bad, len(names))}; {_told_losses(everyones)}'
+    return _told_losses(everyones)
 
 
 _FAULTS = {1: 'inf', 2: 'nan'}

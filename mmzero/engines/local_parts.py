@@ -25,7 +25,18 @@ class LocalParts:
 
     def __init__(self, model: nn.Module) -> None:
         self._params = {name: param.detach() for name, param in model.named_parameters(remove_duplicate=False)}
-        self.module = _mirrored(model, {}, {})
+        self.module = self._mirrored(model, {}, {})
+
+    def part_of(self, param: nn.Parameter) -> Tensor:
+        """What this rank holds of a parameter, of the same memory.
+
+        Args:
+            param (nn.Parameter): The model's.
+
+        Returns:
+            Tensor: A plain tensor.
+        """
+        return local_tensor(param) if isinstance(param, DTensor) else param.detach()
 
     def gather(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gather tensors laid out as the mirror's, one at a time. Collective.
@@ -64,19 +75,19 @@ class LocalParts:
             return part
         return dtensor_as_it_is(part, like)
 
-
-def _mirrored(module: nn.Module, made: dict[nn.Module, nn.Module], params: dict[Tensor, nn.Parameter]) -> nn.Module:
-    """What is shared stays shared, so that it is averaged once."""
-    if module in made:
-        return made[module]
-    mirror = made[module] = nn.Module()
-    for name, param in module._parameters.items():
-        if param is not None and param not in params:
-            part = local_tensor(param) if isinstance(param, DTensor) else param.detach()
-            params[param] = nn.Parameter(part, requires_grad=False)
-        mirror.register_parameter(name, None if param is None else params[param])
-    for name, buffer in module._buffers.items():
-        mirror.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
-    for name, child in module._modules.items():
-        mirror.add_module(name, None if child is None else _mirrored(child, made, params))
-    return mirror
+    def _mirrored(
+        self, module: nn.Module, made: dict[nn.Module, nn.Module], params: dict[Tensor, nn.Parameter]
+    ) -> nn.Module:
+        """What is shared stays shared, so that it is averaged once."""
+        if module in made:
+            return made[module]
+        mirror = made[module] = nn.Module()
+        for name, param in module._parameters.items():
+            if param is not None and param not in params:
+                params[param] = nn.Parameter(self.part_of(param), requires_grad=False)
+            mirror.register_parameter(name, None if param is None else params[param])
+        for name, buffer in module._buffers.items():
+            mirror.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
+        for name, child in module._modules.items():
+            mirror.add_module(name, None if child is None else self._mirrored(child, made, params))
+        return mirror

@@ -3,8 +3,25 @@
 from collections.abc import Sequence
 from typing import Any
 
+from mmzero.engines.rank0 import on_rank0
 from mmzero.engines.state import ADVICE
 from mmzero.errors import CheckpointError
+
+
+def with_numbers(state: dict[str, Any], names: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Number the parameters of rank 0's state as this run does, if it names them. Collective.
+
+    Args:
+        state (dict): On rank 0 with ``state`` and ``param_groups``; ignored elsewhere.
+        names (Sequence[Sequence[str]]): Names of this run's parameters, by groups.
+
+    Returns:
+        dict: On rank 0 as ``Optimizer.state_dict`` has it; elsewhere what was given.
+
+    Raises:
+        CheckpointError: On every rank, if the groups are not those of this run.
+    """
+    return on_rank0(lambda: numbered(state, names) if is_by_name(state) else state) or state
 
 
 def is_by_name(state: dict[str, Any]) -> bool:

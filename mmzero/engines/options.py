@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
+
+from mmzero.config import LossScale
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,32 @@ class StepOptions:
     clip: Clip | None = None
     skip_nonfinite: bool = False
     parts: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run says of its steps, for engines whose own config may say it too.
+
+    Args:
+        micro_batches (int): Per optimizer step. Defaults to 1.
+        clip (Clip, optional): How gradients are clipped. Defaults to None: not at all.
+        dtype (torch.dtype, optional): Of the forward's autocast. Defaults to None: none.
+        loss_scale (LossScale, optional): How the loss is scaled. Defaults to None: it is not.
+        optimizer (Mapping[str, Any], optional): Its class's name as ``type``, with its arguments. Defaults to None: not
+            known.
+        schedulers (Sequence[Mapping[str, Any]], optional): ``param_scheduler``. Defaults to None: not known.
+        batch_size (int, optional): Samples of a rank and micro-batch. Defaults to None: not known.
+        world_size (int, optional): Number of ranks. Defaults to None: not known.
+    """
+
+    micro_batches: int = 1
+    clip: Clip | None = None
+    dtype: torch.dtype | None = None
+    loss_scale: LossScale | None = None
+    optimizer: Mapping[str, Any] | None = None
+    schedulers: Sequence[Mapping[str, Any]] | None = None
+    batch_size: int | None = None
+    world_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from mmengine.logging import print_log
 from mmengine.registry import MODELS
 
 from mmzero.checkpoint import SavedTensor, load_saved
-from mmzero.engines import LocalParts
 from mmzero.hooks.before import put_before
 from mmzero.wrappers import ZeroModelWrapper
 
@@ -32,7 +31,7 @@ class ShardedEMA(EMAHook):
         self._wrapper = wrapper = runner.sharded
         # Units that a val left gathered would hide their shards.
         wrapper.engine.refresh()
-        self.parts = LocalParts(wrapper.module)
+        self.parts = wrapper.engine.local_parts()
         self.src_model = self.parts.module
         self.ema_model = MODELS.build(copy.deepcopy(self.ema_cfg), default_args=dict(model=self.src_model))
         if self._resumed is not None:

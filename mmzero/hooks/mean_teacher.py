@@ -28,7 +28,7 @@ class ShardedMeanTeacher(Hook):
         self._wrapper = runner.sharded
         # Units that a val left gathered would hide their shards.
         runner.sharded.engine.refresh()
-        self._parts = parts = LocalParts(runner.sharded.module)
+        self._parts = parts = runner.sharded.engine.local_parts()
         together(lambda: _check_same_parts(parts.module))
         super().before_train(runner)
 

@@ -9,12 +9,13 @@ import torch.distributed as dist
 from mmengine.registry import MODELS
 
 from mmzero.config import Faults, ZeroConfig, read_checkpoint_config, read_zero_config
-from mmzero.engines import LAUNCHERS, is_on_first_node, world_size_of
+from mmzero.engines import LAUNCHERS, engine_class, is_on_first_node, world_size_of
 from mmzero.errors import near_names
 from mmzero.runner.model_check import check_model
 from mmzero.runner.optim_check import check_optim_wrappers, check_schedulers, check_several_schedulers
 from mmzero.runner.parts import Parts, check_parts
 from mmzero.runner.resuming import has_saved_before
+from mmzero.runner.run_facts import check_facts
 from mmzero.runner.toplevel import check_top_level
 from mmzero.runner.translate import ALIASES, path_of, refuse_keys, wrapper_fields
 from mmzero.runner.values import check_values
@@ -43,7 +44,7 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
     _tell_as_written(cfg, faults)
     _check_ranks(cfg, config, faults)
     _check_files(cfg, faults)
-    _check_saving(cfg, faults)
+    _check_saving(cfg, config, faults)
     if scope is not None:
         parts = Parts(scope, faults)
         check_parts(cfg, parts)
@@ -53,6 +54,7 @@ def check_config(cfg: dict, optim_wrapper: Any, faults: Faults) -> list[str]:
             check_several_schedulers(schedulers, optimizer, train_cfg, scope, faults)
         else:
             check_schedulers(schedulers, optimizer, train_cfg, scope, faults)
+            check_facts(cfg, config, optimizer, faults)
         check_values(cfg, faults)
         warnings = check_model(cfg, config, scope, faults)
         _tell_as_written(cfg, faults)
@@ -108,10 +110,13 @@ def _check_files(cfg: dict, faults: Faults) -> None:
         faults.add(path, advice)
 
 
-def _check_saving(cfg: dict, faults: Faults) -> None:
+def _check_saving(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
     saving = read_checkpoint_config(cfg.get('checkpoint'), faults)
     if saving.format != 'sharded':
         return
+    if not engine_class(config).saves_shards:
+        why = f"'sharded' is not supported yet under engine={config.engine!r}; use checkpoint=dict(format='full')"
+        faults.add('checkpoint.format', why)
     hooks = cfg.get('default_hooks')
     hook = hooks.get('checkpoint') if isinstance(hooks, Mapping) else None
     if not isinstance(hook, Mapping):

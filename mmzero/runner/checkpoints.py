@@ -44,6 +44,7 @@ from mmzero.checkpoint import (
 from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
 from mmzero.engines import from_rank0, meet, on_rank0, together
+from mmzero.errors import CheckpointError
 from mmzero.hooks import PreemptionHook, ShardedEMA, ZeroCheckpointHook, note_last
 from mmzero.runner.data_position import position_of
 from mmzero.runner.resuming import ResumeMixin
@@ -58,6 +59,7 @@ class CheckpointMixin(ResumeMixin):
     model: Any
     _read: tuple[str, dict] | None
     saves_shards: bool
+    has_shards: bool
     saving: CheckpointConfig
     _background: BackgroundSave | None
     _wrapper: ZeroModelWrapper | None
@@ -247,7 +249,7 @@ class CheckpointMixin(ResumeMixin):
             (_, known), self._read = self._read, None
             return known
         meet(f'load {filename}')
-        if from_rank0(lambda: is_sharded(filename)) if self._wrapper is None else each_reads(filename):
+        if self._read_by_shards(filename):
             return self._load_shards(filename, strict, revise_keys)
         model = bare_model(self.model)
         # On every rank: it reshards gathered units.
@@ -266,6 +268,18 @@ class CheckpointMixin(ResumeMixin):
         load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)
         self._say_loaded(filename)
         return checkpoint
+
+    def _read_by_shards(self, path: str, model: nn.Module | None = None) -> bool:
+        """Say whether each rank reads its shards, by :func:`each_reads`; a model is one that is to be sharded."""
+        sharded = from_rank0(lambda: is_sharded(path))
+        if sharded and not self.has_shards:
+            raise CheckpointError(
+                f"{path} is a sharded checkpoint, which engine='deepspeed' does not read yet; turn it into one file "
+                f'with: python tools/convert_checkpoint.py {path} {path}.pth'
+            )
+        if not self.has_shards or (self._wrapper is None and model is None):
+            return sharded
+        return each_reads(path, None if model is None else model.state_dict())
 
     def _load_shards(self, folder: str, strict: bool, revise_keys: Sequence[tuple[str, str]]) -> dict[str, Any]:
         """Load weights of which each rank reads what it holds."""

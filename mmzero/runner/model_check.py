@@ -16,7 +16,7 @@ from mmzero.checkpoint import nothing_loaded
 from mmzero.config import CheckpointingConfig, Faults, ZeroConfig
 from mmzero.config.reader import optional_dtype
 from mmzero.config.step import read_grad_norms
-from mmzero.engines import build_engine, modules_outside_of, plan_units, world_size_of
+from mmzero.engines import build_engine, engine_class, modules_outside_of, plan_units, world_size_of
 from mmzero.errors import ConfigError, PlanError
 from mmzero.patches import apply_patches
 from mmzero.policies import WrapPlan, of_child
@@ -124,7 +124,8 @@ def _check_plan(cfg: dict, config: ZeroConfig, model: nn.Module, faults: Faults)
         return
     optim_wrapper = cfg.get('optim_wrapper')
     if not is_several(optim_wrapper):
-        _check_autocast(optim_wrapper, config, len(plan.units) == 1, faults)
+        only_root = len(plan.units) == 1 and not engine_class(config).reduces_root
+        _check_autocast(optim_wrapper, config, only_root, faults)
     for name, one in optimizers_of(optim_wrapper).items():
         dtypes = config.separate if isinstance(config.separate, dict) else {}
         dtype = of_child(name, dtypes, config.precision.param_dtype)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mmzero.config import Faults
+from mmzero.config import Faults, engine_options, optim_fields_of
 from mmzero.config.reader import optional_dtype
 from mmzero.errors import near_names
 from mmzero.runner.several import check_each, is_several, optimizers_of
@@ -111,6 +111,28 @@ def translate_optim_wrapper(cfg: Any, faults: Faults) -> Any:
     cfg.pop('use_fsdp', None)
     cfg['type'] = 'ZeroOptimWrapper'
     return cfg if scope is None else type(cfg)(cfg, _scope_=scope)
+
+
+def with_engine_options(cfg: Any, wrapper: Any) -> Any:
+    """Take fields of the optimizer wrapper that the engine's own options have, where the config is silent.
+
+    Args:
+        cfg (dict or OptimWrapper, optional): ``optim_wrapper``; not changed.
+        wrapper (dict, optional): ``model_wrapper_cfg``.
+
+    Returns:
+        dict or OptimWrapper, optional: The same with these fields.
+    """
+    if not isinstance(cfg, dict) or not isinstance(wrapper, Mapping) or is_several(cfg):
+        return cfg
+    try:
+        options = engine_options(wrapper.get('engine_options'))
+    except ValueError:
+        return cfg  # named with the other fields of model_wrapper_cfg
+    found = {name: value for name, value in optim_fields_of(options or {}).items() if cfg.get(name) is None}
+    if 'loss_scale' in found and cfg.get('dtype') not in (None, 'float16'):
+        del found['loss_scale']
+    return type(cfg)({**cfg, **found}) if found else cfg
 
 
 def _translate_several(cfg: Any, faults: Faults) -> Any:

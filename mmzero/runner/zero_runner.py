@@ -20,9 +20,9 @@ from mmengine.runner.utils import set_random_seed
 from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
-from mmzero.checkpoint import BackgroundSave, each_reads, nothing_loaded, pretrained_loading
-from mmzero.config import Faults, read_checkpoint_config
-from mmzero.engines import failed, init_process_group, on_rank0, started
+from mmzero.checkpoint import BackgroundSave, nothing_loaded, pretrained_loading
+from mmzero.config import Faults, read_checkpoint_config, read_zero_config
+from mmzero.engines import engine_class, failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
 from mmzero.hooks import (
     HostMemoryHook,
@@ -37,8 +37,15 @@ from mmzero.runner.blame import blaming
 from mmzero.runner.check import check_config, missing_data
 from mmzero.runner.checkpoints import CheckpointMixin, bare_model
 from mmzero.runner.joint_loops import JointLoopsMixin
+from mmzero.runner.run_facts import batch_size_of
 from mmzero.runner.several import build_several, check_built, is_several
-from mmzero.runner.translate import ALIASES, becomes_bfloat16, translate_optim_wrapper, wrapper_fields
+from mmzero.runner.translate import (
+    ALIASES,
+    becomes_bfloat16,
+    translate_optim_wrapper,
+    with_engine_options,
+    wrapper_fields,
+)
 from mmzero.wrappers import ZeroModelWrapper
 
 # Once these hooks have run, the config has brought a loop through.
@@ -78,7 +85,12 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         if isinstance(kwargs.get('load_from'), (str, os.PathLike)):
             kwargs['load_from'] = os.path.expanduser(os.fspath(kwargs['load_from']))
         faults = Faults()
-        optim_wrapper = kwargs.get('optim_wrapper')
+        # Where the engine's own options say more than the config does.
+        optim_wrapper = with_engine_options(
+            kwargs.get('optim_wrapper'), kwargs.get('model_wrapper_cfg') or cfg.get('model_wrapper_cfg')
+        )
+        if optim_wrapper is not None:
+            kwargs['optim_wrapper'] = optim_wrapper
         bfloat16 = becomes_bfloat16(optim_wrapper)
         translated = translate_optim_wrapper(optim_wrapper, faults)
         self._given = given = {name: value for name, value in kwargs.items() if value is not None}
@@ -90,6 +102,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # The check tells its faults.
         self.saving = read_checkpoint_config(cfg.get('checkpoint'), Faults())
         self.saves_shards = self.saving.format == 'sharded'
+        config = read_zero_config(self._wrapper_fields, 'model_wrapper_cfg', Faults())
+        self.has_shards = engine_class(config).saves_shards
         self._background = BackgroundSave() if self.saving.async_save else None
         self._is_merged = False
         self._proven: set[str] = set()
@@ -295,6 +309,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self._load_before_sharding(model)
         inner = bare_model(model)
         self._wrapper = MODEL_WRAPPERS.build(dict(self._wrapper_fields, type='ZeroModelWrapper', module=inner))
+        self._wrapper.engine.batch_size = batch_size_of({**self.cfg, **self._given})
         # One that merges test-time augmentations calls the model inside, which is sharded in place.
         self.model = self._wrapper if inner is model else model
         if inner is not model:
@@ -344,7 +359,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self.find_checkpoint()
         source = self._load_from
         if source is not None and not self._has_loaded:
-            if each_reads(source, bare_model(model).state_dict()):
+            if self._read_by_shards(source, bare_model(model)):
                 # Each rank reads its shards, once there are any.
                 return
             checkpoint = self.load_checkpoint(source)

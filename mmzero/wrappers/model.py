@@ -52,7 +52,7 @@ class ZeroModelWrapper(nn.Module):
 
     Args:
         module (nn.Module): The model, real on rank 0; on other ranks its parameters may be on the meta device.
-        stage (int): ZeRO stage, 0 to 3. Defaults to 3.
+        stage (int, optional): ZeRO stage, 0 to 3. Defaults to None: that of ``engine_options``, or 3.
         **fields: The other fields of :class:`mmzero.config.ZeroConfig`.
 
     Raises:
@@ -60,12 +60,13 @@ class ZeroModelWrapper(nn.Module):
         PlanError: If the policy, a module name or the ranks' models do not fit.
     """
 
-    def __init__(self, module: nn.Module, stage: int = 3, **fields: Any) -> None:
+    def __init__(self, module: nn.Module, stage: int | None = None, **fields: Any) -> None:
         super().__init__()
         _refuse_plain_runner(sys._getframe(1))
         init_process_group('pytorch' if dist.is_torchelastic_launched() else 'none')
         faults = Faults()
-        self.config = read_zero_config(dict(stage=stage, **fields), 'model_wrapper_cfg', faults)
+        fields |= {} if stage is None else dict(stage=stage)
+        self.config = read_zero_config(fields, 'model_wrapper_cfg', faults)
         _check_mesh(self.config, faults)
         faults.raise_if_any()
         if any(isinstance(param, DTensor) for param in module.parameters()):

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from mmzero.config import LossScale, Reader, read_loss_scale
 from mmzero.config.reader import optional_dtype
 from mmzero.config.step import DEFAULT_MAX_SKIPS, GROUPS, read_grad_norms, read_max_skips
-from mmzero.engines import Clip, StepOptions, engine_for
+from mmzero.engines import Clip, StepOptions, Training, engine_for
 from mmzero.errors import ConfigError
 from mmzero.wrappers.parts import parts_of
 from mmzero.wrappers.skips import SkippedSteps
@@ -89,6 +89,19 @@ class ZeroOptimWrapper(OptimWrapper):
         self.grad_norms = _read('grad_norms', grad_norms, read_grad_norms)
         self.parts = self._parts(optimizer, self.grad_norms)
         self.skips = SkippedSteps(self.max_skips, scale is not None, self.engine.anomalies is not None)
+        settings = dict(optimizer.defaults, type=type(optimizer).__name__)
+        self.engine.check_training(
+            Training(
+                accumulative_counts,
+                self._clip(),
+                self.dtype,
+                scale,
+                settings,
+                None,
+                self.engine.batch_size,
+                dist.get_world_size(),
+            )
+        )
         self.optimizer = self.engine.bind(optimizer, scale)
 
     def _parts(self, optimizer: Optimizer, wanted: Sequence[str]) -> dict[str, list[nn.Parameter]]:

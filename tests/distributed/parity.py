@@ -41,6 +41,8 @@ MODELS: dict[str, tuple[Callable, Callable, tuple[str, ...], dict]] = {
 }
 SETTINGS = {f'stage {stage}': dict(stage=stage) for stage in range(4)}
 HSDP = {f'stage {stage}, 2x2': dict(stage=stage, mesh=dict(replicate=2)) for stage in (1, 2, 3)}
+# Its units are its own; what it cannot do is not in the models and clippings of its cells.
+DEEPSPEED = {f'deepspeed, stage {stage}': dict(stage=stage, engine='deepspeed') for stage in (1, 2, 3)}
 CLIPS = {'norm': dict(max_norm=0.1), 'value': dict(type='value', clip_value=0.01)}
 # Micro-batches: 6 by 4 has a short last group.
 ACCUMULATIONS = {1: 5, 4: 6}
@@ -61,7 +63,7 @@ class Cell:
     """One training to compare.
 
     Args:
-        setting (str): A key of SETTINGS or HSDP.
+        setting (str): A key of SETTINGS, HSDP or DEEPSPEED.
         units (str): 'blocks', or 'root': the whole model is one unit.
         accumulation (int): A key of ACCUMULATIONS.
         clip (str): A key of CLIPS.
@@ -90,6 +92,8 @@ class Cell:
         if self.setting == 'ddp':
             return {}
         _, _, classes, needs = MODELS[self.model]
+        if self.setting in DEEPSPEED:
+            return dict(DEEPSPEED[self.setting])
         policy = dict(type='ModuleClassPolicy', classes=list(classes)) if self.units == 'blocks' else None
         fields_ = dict({**SETTINGS, **HSDP}[self.setting], wrap_policy=policy, **needs)
         if fields_['stage'] == 0:
@@ -149,6 +153,19 @@ def all_cells(model: str, world_size: int) -> list[Cell]:
     cells = [Cell(*choice, model) for choice in choices]
     # DDP knows no units.
     return [cell for cell in cells if cell.setting != 'stage 0' or cell.units == 'blocks']
+
+
+def deepspeed_cells(models: Iterable[str]) -> list[Cell]:
+    """The whole product of what a cell on DeepSpeed can be.
+
+    Args:
+        models (Iterable[str]): Keys of MODELS.
+
+    Returns:
+        list[Cell]: The cells.
+    """
+    choices = itertools.product(DEEPSPEED, ('root',), ACCUMULATIONS, ('norm',), OPTIMIZERS, models)
+    return [Cell(*choice) for choice in choices]
 
 
 def covering(cells: Sequence[Any]) -> list[Any]:
@@ -213,8 +230,15 @@ def faults(found: dict[Cell, dict[str, float]]) -> list[str]:
 HALF_BOUND = 1.5
 
 
-def half_on_rank(cells: Sequence[Cell], dtype: str, seeds: int) -> list[dict[str, float]]:
-    """Runs on every rank: distances to fp32 DDP of DDP under autocast, then of each cell, summed over seeds."""
+def half_on_rank(cells: Sequence[Cell], dtype: str, seeds: int, stored: str | None = None) -> list[dict[str, float]]:
+    """Runs on every rank: distances to fp32 DDP of DDP under autocast, then of each cell, summed over seeds.
+
+    Args:
+        cells (Sequence[Cell]): The cells.
+        dtype (str): Of autocast.
+        seeds (int): Runs of each.
+        stored (str, optional): Of the units' parameters. Defaults to None: that of autocast.
+    """
     sums: dict[Cell | None, Counter] = defaultdict(Counter)
     optim: dict[str, Any] = dict(dtype=dtype)
     if dtype == 'float16':
@@ -224,7 +248,7 @@ def half_on_rank(cells: Sequence[Cell], dtype: str, seeds: int) -> list[dict[str
         exact = cells[0].reference.run(seed=seed)
         sums[None].update(distance(cells[0].reference.run(seed=seed, optim=optim), exact))
         for cell in cells:
-            found = cell.run(seed=seed, optim=optim, wrapper=dict(precision=dict(param_dtype=dtype)))
+            found = cell.run(seed=seed, optim=optim, wrapper=dict(precision=dict(param_dtype=stored or dtype)))
             sums[cell].update(distance(found, exact))
     return [dict(sums[cell]) for cell in (None, *cells)]
 
@@ -245,7 +269,9 @@ def half_precision(
         dict[Cell, dict[str, float]]: Ratios of distances to fp32 DDP, in the mean over seeds and ranks: a rank sees its
             own losses alone, and single ones come as near as chance has it.
     """
-    cells = [Cell(setting, 'blocks', 1, 'norm', 'adamw', model) for setting in settings]
+    cells = [
+        Cell(setting, 'root' if setting in DEEPSPEED else 'blocks', 1, 'norm', 'adamw', model) for setting in settings
+    ]
     ranks = run_ranks(world_size, half_on_rank, cells, dtype, seeds)
     by_hand, *found = (
         {what: sum(rank[i][what] for rank in ranks) for what in ranks[0][i]} for i in range(len(ranks[0]))

@@ -87,17 +87,23 @@ class Feature:
         """Train on this rank, by stock DDP where the setting is 'ddp'.
 
         Args:
-            setting (str): A key of parity.SETTINGS or parity.HSDP, or 'ddp'.
+            setting (str): A key of parity.SETTINGS, parity.HSDP or parity.DEEPSPEED, or 'ddp'.
             **changes: ``seed``, and ``optim`` in place of the feature's.
         """
         fields: dict[str, Any] = {}
-        if setting != 'ddp':
+        if setting in parity.DEEPSPEED:
+            fields = parity.DEEPSPEED[setting] | self.wrapper
+        elif setting != 'ddp':
             fields = dict({**parity.SETTINGS, **parity.HSDP}[setting])
             fields['wrap_policy'] = dict(type='ModuleClassPolicy', classes=[self.units])
             # Of stage 0 for the order of DDP's buckets, as parity.Cell has it.
             fields |= self.wrapper if fields['stage'] else dict(find_unused_parameters=True)
         optim = dict(dict(clip_grad=dict(max_norm=0.1)), **changes.pop('optim', self.optim))
         return train(self.build, self.batch, parity.OPTIMIZERS[self.optimizer], fields, optim, self.steps, **changes)
+
+    def deepspeed_settings(self) -> list[str]:
+        """Stages on DeepSpeed."""
+        return [name for name, fields in parity.DEEPSPEED.items() if fields['stage'] in self.stages]
 
     def settings(self, world_size: int) -> list[str]:
         """Stages, and meshes of replicas on four ranks."""
@@ -144,6 +150,20 @@ HALF = [
 ]
 
 
+# What DeepSpeed can, of those above, with names of its own.
+ON_DEEPSPEED = [
+    Feature('tied', TinyDecoder, token_batch, 'Layer'),
+    Feature('frozen', Frozen, image_batch, 'Layer'),
+    Feature('BatchNorm', Residual, image_batch, 'Stage', optimizer='sgd'),
+    Feature('optimizer offloaded', TinyViT, image_batch, 'Layer', dict(offload=dict(optimizer='cpu'))),
+    Feature(
+        'offloaded, three micro-batches', TinyViT, image_batch, 'Layer', dict(offload=dict(optimizer='cpu')), THIRDS
+    ),
+    Feature('all offloaded', TinyViT, image_batch, 'Layer', HOST, THIRDS, stages=(3,)),
+    Feature('recomputed', TinyViT, image_batch, 'Layer', dict(activation_checkpointing=['layers.0', 'layers.1'])),
+]
+
+
 def on_rank(cells: Sequence[tuple[Feature, list[str]]]) -> list[dict[str, float]]:
     """Runs on every rank: distances from DDP."""
     found = []
@@ -170,9 +190,14 @@ def _in_fp32(optim: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in optim.items() if name not in ('dtype', 'loss_scale')}
 
 
-def distances(world_size: int, features: Sequence[Feature]) -> dict[tuple[str, ...], dict[str, float]]:
+def distances(
+    world_size: int, features: Sequence[Feature], on_deepspeed: bool = False
+) -> dict[tuple[str, ...], dict[str, float]]:
     """The largest distance over the ranks, by row of the table and quantity."""
-    cells = [(feature, feature.settings(world_size)) for feature in features]
+    cells = [
+        (feature, feature.deepspeed_settings() if on_deepspeed else feature.settings(world_size))
+        for feature in features
+    ]
     ranks = run_ranks(world_size, on_rank, cells)
     rows = [(feature.name, str(world_size), setting) for feature, settings in cells for setting in settings]
     return {row: {what: max(rank[i][what] for rank in ranks) for what in parity.BOUNDS} for i, row in enumerate(rows)}

@@ -28,14 +28,41 @@ _numbers = itertools.count()
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor, gathered if it is a shard."""
-    if hasattr(tensor, 'ds_id'):
-        # A parameter of DeepSpeed's stage 3.
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([tensor]):
-            return tensor.detach().clone()
+    if hasattr(tensor, 'ds_id') or hasattr(tensor, '_hp_mapping'):
+        return _full_of_deepspeed(tensor)
     tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return tensor.detach().clone()
+
+
+def _full_of_deepspeed(param: Any) -> torch.Tensor:
+    """A trained parameter is what the optimizer steps; under 16 bit the model has rounded copies."""
+    import deepspeed
+
+    if param.requires_grad:
+        return deepspeed.utils.safe_get_full_fp32_param(param).clone()
+    with deepspeed.zero.GatheredParameters([param]):
+        return param.detach().clone()
+
+
+def _keep_gradients_of_deepspeed(engine: Any, params: dict[str, Any], record: Record) -> None:
+    """Read gradients before its first step, which clips them; clip them here as torch would."""
+    from deepspeed.utils import safe_get_full_grad
+
+    step = engine.step
+
+    def keep_and_step(options: Any = None, **kwargs: Any) -> Any:
+        if record['grads']:
+            return step(options, **kwargs)
+        scale = getattr(engine.zero, 'loss_scale', 1.0)
+        grads = {n: safe_get_full_grad(p).float() / scale if p.requires_grad else None for n, p in params.items()}
+        outcome = step(options, **kwargs)
+        factor = 1.0
+        if options.clip is not None and outcome.norm is not None:
+            factor = min(1.0, options.clip.options['max_norm'] / (outcome.norm + 1e-6))
+        record['grads'] = {name: None if grad is None else grad * factor for name, grad in grads.items()}
+        return outcome
+
+    engine.step = keep_and_step
 
 
 class AutocastOptimWrapper(OptimWrapper):
@@ -120,7 +147,10 @@ def train(
         if 'train/grad_norm' in hub.log_scalars:
             record['norms'].append(float(hub.get_scalar('train/grad_norm').current()))
 
-    wrapped_optim.optimizer.register_step_pre_hook(keep_gradients)
+    if wrapper and getattr(model.engine, 'runtime', None) is not None:
+        _keep_gradients_of_deepspeed(model.engine, params, record)
+    else:
+        wrapped_optim.optimizer.register_step_pre_hook(keep_gradients)
     # A bound method, as schedulers want it.
     wrapped_optim.step = types.MethodType(step_and_keep_norm, wrapped_optim)
     schedule = scheduler(wrapped_optim) if scheduler else None

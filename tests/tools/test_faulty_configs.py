@@ -30,7 +30,7 @@ FAULTY: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         (
             'model_wrapper_cfg.stage: got 4; allowed: 0, 1, 2, 3',
-            "model_wrapper_cfg.offload.optimizer: 'nvme' needs engine='deepspeed', which is not supported yet",
+            "model_wrapper_cfg.offload.optimizer: 'nvme' needs engine='deepspeed'; add it",
             'model_wrapper_cfg.mesh: replicate x shard = 1 x 5 = 5 does not fill',
             "no module of DINO is of the class 'SwinBlok'; did you mean 'SwinBlock'",
             "optim_wrapper.dtype: got 'float8'",

@@ -1,39 +1,129 @@
-"""DeepSpeed's own config, from mmzero's."""
+"""DeepSpeed's own config, from mmzero's and from what is passed through."""
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
-from mmzero.config import ZeroConfig
+from mmzero.config import ZeroConfig, without_auto
+from mmzero.engines.deepspeed.loss_scale import fp16_section
+from mmzero.engines.deepspeed.precision import HALF
+from mmzero.engines.options import Training
 
 # DeepSpeed's default; it allocates the bucket whole, whatever the size of the model.
 LARGEST_BUCKET = 500_000_000
+MICRO_BATCH = 'train_micro_batch_size_per_gpu'
+
+_NAMES = {torch.float32: 'fp32', torch.bfloat16: 'bf16', torch.float16: 'fp16'}
 
 
-def ds_config(config: ZeroConfig, model: nn.Module) -> dict[str, Any]:
+def ds_config(config: ZeroConfig, model: nn.Module, training: Training) -> dict[str, Any]:
     """Translate a config.
 
     Args:
         config (ZeroConfig): The checked config.
         model (nn.Module): The model, real.
+        training (Training): What the run says of its steps.
 
     Returns:
         dict[str, Any]: The argument of ``deepspeed.initialize``.
+
+    Raises:
+        ConfigError: If the loss is scaled as DeepSpeed cannot.
     """
     numel = sum(param.numel() for param in model.parameters() if param.requires_grad)
-    return dict(
-        # MMEngine owns batches and accumulation: its OptimWrapper scales the loss and says when a step is due. To
-        # DeepSpeed each micro-batch is one of one, so that it scales nothing.
-        train_micro_batch_size_per_gpu=1,
-        gradient_accumulation_steps=1,
-        # Given anew with each step.
-        gradient_clipping=0.0,
-        zero_optimization=dict(
-            stage=config.stage,
-            reduce_bucket_size=min(LARGEST_BUCKET, max(numel, 1)),
-        ),
+    defaults = dict(
+        zero_optimization=dict(reduce_bucket_size=min(LARGEST_BUCKET, max(numel, 1))),
         zero_allow_untested_optimizer=True,
-        communication_data_type='fp32',
+        # MMEngine's optimizer is used where DeepSpeed would want its own, which it would have to compile.
+        zero_force_ds_cpu_optimizer=False,
+        data_types=dict(grad_accum_dtype='fp32'),
         steps_per_print=None,
         wall_clock_breakdown=False,
+        log_level='warning',
     )
+    passed = {
+        name: value
+        for name, value in without_auto(config.engine_options or {}).items()
+        # MMEngine's own; that they say the same is checked.
+        if name not in ('optimizer', 'scheduler', 'train_batch_size', 'bfloat16')
+    }
+    batch_size = training.batch_size or passed.get(MICRO_BATCH) or 1
+    half = _half_precision(config, training)
+    ours = dict(
+        train_micro_batch_size_per_gpu=batch_size,
+        gradient_accumulation_steps=training.micro_batches,
+        gradient_clipping=max_norm(training),
+        zero_optimization=dict(stage=config.stage, **_offload(config)),
+        communication_data_type=_NAMES[config.precision.reduce_dtype or torch.float32],
+    )
+    return merged(merged(defaults, half), merged(passed, ours))
+
+
+def max_norm(training: Training) -> float:
+    """DeepSpeed's ``gradient_clipping``, where 0 is none.
+
+    Args:
+        training (Training): What the run says of its steps.
+
+    Returns:
+        float: The largest norm.
+    """
+    return 0.0 if training.clip is None else float(training.clip.options['max_norm'])
+
+
+def _half_precision(config: ZeroConfig, training: Training) -> dict[str, Any]:
+    if config.precision.param_dtype not in HALF:
+        return {}
+    if config.precision.param_dtype == torch.bfloat16:
+        return dict(bf16=dict(enabled=True))
+    return {} if training.loss_scale is None else dict(fp16=fp16_section(training.loss_scale))
+
+
+def _offload(config: ZeroConfig) -> dict[str, Any]:
+    places = dict(offload_param=config.offload.params, offload_optimizer=config.offload.optimizer)
+    found: dict[str, Any] = {}
+    for name, place in places.items():
+        if place is not None:
+            path = dict(nvme_path=config.offload.nvme_path) if place == 'nvme' else {}
+            found[name] = dict(device=place, **path)
+    return found
+
+
+def on_disk(settings: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Have swap files in another folder.
+
+    Args:
+        settings (Mapping[str, Any]): DeepSpeed's config.
+        folder (str): This process's.
+
+    Returns:
+        dict[str, Any]: A new config.
+    """
+    zero = settings['zero_optimization']
+    places = {
+        name: dict(nvme_path=folder)
+        for name in ('offload_param', 'offload_optimizer')
+        if isinstance(zero.get(name), Mapping) and zero[name].get('device') == 'nvme'
+    }
+    return merged(settings, dict(zero_optimization=places))
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Put one nested dict over another.
+
+    Args:
+        under (Mapping[str, Any]): The one whose values give way.
+        over (Mapping[str, Any]): The other.
+
+    Returns:
+        dict[str, Any]: A new one.
+    """
+    found = copy.deepcopy(dict(under))
+    for name, value in over.items():
+        below = found.get(name)
+        is_nested = isinstance(below, Mapping) and isinstance(value, Mapping)
+        found[name] = merged(below, value) if is_nested else copy.deepcopy(value)  # type: ignore[arg-type]
+    return found

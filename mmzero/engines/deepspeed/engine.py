@@ -1,8 +1,7 @@
 """The DeepSpeed engine."""
 
-from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,18 +11,41 @@ from typing_extensions import override
 
 from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.base import Engine, assert_bound
-from mmzero.engines.deepspeed.ds_config import ds_config
-from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank
-from mmzero.engines.deepspeed.refusals import check_autocast, check_clip, check_config, check_model
+from mmzero.engines.buffers import BufferBroadcast
+from mmzero.engines.deepspeed.agreement import check_training
+from mmzero.engines.deepspeed.ds_config import ds_config, max_norm, on_disk
+from mmzero.engines.deepspeed.following import FollowingModules, without_preprocessor
+from mmzero.engines.deepspeed.fragments import Fragments
+from mmzero.engines.deepspeed.groups import AllGroups
+from mmzero.engines.deepspeed.local_parts import FragmentParts
+from mmzero.engines.deepspeed.loss_scale import Scaler
+from mmzero.engines.deepspeed.optimizer_state import gather_state, scatter_state
+from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank, without_memory_reports
+from mmzero.engines.deepspeed.precision import HALF, HalfPrecision, autocast_inside
+from mmzero.engines.deepspeed.refusals import (
+    check_autocast,
+    check_clip,
+    check_config,
+    check_disk,
+    check_model,
+    check_optimizer,
+)
+from mmzero.engines.deepspeed.swap import SwapFolder
+from mmzero.engines.deepspeed.weights import Weights
+from mmzero.engines.gradients import describe_losses
+from mmzero.engines.local_parts import LocalParts
+from mmzero.engines.loops import Loop
 from mmzero.engines.materialize import materialize_model
-from mmzero.engines.options import Clip, StepOptions, StepOutcome
-from mmzero.engines.state import gather_tensors, scatter_tensors
+from mmzero.engines.meeting import meet
+from mmzero.engines.named_state import with_numbers
+from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
+from mmzero.engines.state import group_names
 from mmzero.errors import CheckpointError, ConfigError
-from mmzero.policies import WrapPlan
+from mmzero.policies import WrapPlan, WrapPolicy, build_policy
 
 
 class DeepSpeedEngine(Engine):
-    """Engine of stages 1 to 3 on DeepSpeed, in float32.
+    """Engine of stages 1 to 3 on DeepSpeed.
 
     [Note: when DeepSpeed partitions]
     ``deepspeed.initialize`` wants model and optimizer together. So ``shard`` only gives every rank rank 0's weights,
@@ -31,9 +53,9 @@ class DeepSpeedEngine(Engine):
     optimizer constructors look at.
 
     [Note: where DeepSpeed keeps things]
-    After ``bind`` the optimizer's groups hold flat partitions (stages 1 and 2), or nothing between steps (stage 3). The
-    group dicts themselves stay, and DeepSpeed reads lr from them at each step. Gradients lie in DeepSpeed's partitions,
-    which its step empties; ``param.grad`` is None once backward is over.
+    After ``bind`` the groups hold flat partitions (stages 1 and 2), or nothing between steps (stage 3). The group dicts
+    themselves stay, and DeepSpeed reads lr from them at each step. Gradients lie in DeepSpeed's partitions, which its
+    step empties; ``param.grad`` is None once backward is over.
 
     Args:
         config (ZeroConfig): The checked config.
@@ -43,13 +65,28 @@ class DeepSpeedEngine(Engine):
         ConfigError: If deepspeed is missing, or fields ask for what is not supported.
     """
 
+    saves_shards = False
+    reduces_root = True
+
     def __init__(self, config: ZeroConfig, device: torch.device) -> None:
         super().__init__(config, device)
-        check_config(config)
         self.deepspeed = import_deepspeed(device.type)
+        check_config(config, self.deepspeed)
+        if config.offload.to_disk:
+            check_disk(self.deepspeed)
+        self.training = Training()
         # deepspeed's own engine and its ZeRO optimizer, once bound.
         self.runtime: Any = None
         self.zero: Any = None
+        self.scaler: Scaler | None = None
+        self.half: HalfPrecision | None = None
+        self.buffers: BufferBroadcast | None = None
+        self._losses: list[Tensor] = []
+
+    @override
+    def choose_units(self, model: nn.Module, policy: WrapPolicy) -> WrapPlan:
+        # DeepSpeed gathers module by module.
+        return build_policy(None)(model)
 
     @override
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
@@ -58,48 +95,75 @@ class DeepSpeedEngine(Engine):
     @override
     def shard(self, model: nn.Module, plan: WrapPlan) -> None:
         materialize_model(model, self.device)
+        if self.config.broadcast_buffers:
+            self.buffers = BufferBroadcast(model)
+        self.weights = Weights(model, self.device)
         self.adopt(model)
 
     @override
     def check_autocast(self, dtype: torch.dtype | None) -> None:
-        check_autocast(dtype)
+        check_autocast(dtype, self.config)
 
     @override
     def check_clip(self, clip: Clip | None) -> None:
         check_clip(clip)
 
     @override
+    def check_training(self, training: Training) -> None:
+        check_training(training, self.config)
+        self.training = training
+
+    @override
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         model = self._model()
-        for group in optimizer.param_groups:
-            # DeepSpeed drops empty groups by itself, and fails on one whose parameters are all frozen.
-            group['params'] = [param for param in group['params'] if param.requires_grad]
-        with known_local_rank(self.device):
+        check_optimizer(optimizer)
+        settings = ds_config(self.config, model, self.training)
+        if self.config.offload.to_disk:
+            self.swap = SwapFolder(str(self.config.offload.nvme_path))
+            settings = on_disk(settings, str(self.swap.path))
+        self.groups = AllGroups(optimizer)
+        dtype = self.config.precision.param_dtype
+        if dtype in HALF:
+            self.half = HalfPrecision(model, dtype, self.device.type)
+            self.weights.keep_float32()
+        with known_local_rank(self.device), without_memory_reports(), without_preprocessor(model):
             self.runtime, self.zero, *_ = self.deepspeed.initialize(
-                model=model, optimizer=optimizer, config=ds_config(self.config, model), dist_init_required=False
+                model=model, optimizer=optimizer, config=settings, dist_init_required=False
             )
-        return super().bind(optimizer)
+        self.fragments = Fragments(self.zero, self.device)
+        self.weights.partitioned(self.deepspeed, self.fragments)
+        if loss_scale is not None and self.half is not None:
+            self.scaler = Scaler(self.zero)
+        return super().bind(self.groups)
 
     @override
     def micro_step(self, is_last: bool) -> None:
         assert_bound(self)
+        if self.buffers is not None:
+            self.buffers.micro_step(is_last)
         self.runtime.set_gradient_accumulation_boundary(is_last)
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.runtime or self._model())(*args, **kwargs)
+        if self.buffers is not None:
+            self.buffers.before_forward()
+        if self.runtime is None:
+            return self._model()(*args, **kwargs)
+        with autocast_inside(self._model(), self.device.type):
+            return self.runtime(*args, **kwargs)
 
     @override
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         assert_bound(self)
-        self.runtime.backward(loss, **kwargs)
+        self._losses.append(loss.detach())
+        # MMEngine has divided it by the number of micro-batches.
+        self.runtime.backward(loss, scale_wrt_gas=False, **kwargs)
 
     @override
     def step(self, options: StepOptions | None = None, **kwargs: Any) -> StepOutcome:
         assert_bound(self)
         options = options or StepOptions()
-        clip = options.clip
-        check_clip(clip)
+        check_clip(options.clip)
         if options.parts:
             raise ConfigError(
                 [
@@ -107,9 +171,47 @@ class DeepSpeedEngine(Engine):
                     "engine='fsdp2'"
                 ]
             )
-        self.zero.clip_grad = 0.0 if clip is None else float(clip.options['max_norm'])
-        self.runtime.step(**kwargs)
-        return StepOutcome(None if clip is None else float(self.runtime.get_global_grad_norm()))
+        self.zero.clip_grad = max_norm(Training(clip=options.clip))
+        try:
+            self.runtime.step(**kwargs)
+            if not self.runtime.was_step_applied():
+                return StepOutcome(skipped=self._why_skipped())
+            norm = None if options.clip is None else float(self.runtime.get_global_grad_norm())
+            return StepOutcome(norm)
+        finally:
+            self._losses.clear()
+            if self.anomalies is not None:
+                self.anomalies.clear()
+
+    def _why_skipped(self) -> str:
+        why = f'a gradient is not finite, of which DeepSpeed keeps none to look at; {describe_losses(self._losses)}'
+        return why if self.anomalies is None else f'{why}; {self.anomalies.describe()}'
+
+    @override
+    def reduced_precision(self) -> AbstractContextManager:
+        return nullcontext() if self.half is None else self.half.evaluating()
+
+    @override
+    @contextmanager
+    def following_forwards(self, loop: Loop, present: Sequence[bool]) -> Iterator[Callable[[], None]]:
+        if self.runtime is None or self.config.stage < 3:
+            # Every rank holds all parameters.
+            yield lambda: None
+            return
+        following = FollowingModules(self._model(), self.zero.parameter_offload, loop, present)
+        with following.noting():
+            yield following.follow
+
+    @override
+    def local_parts(self) -> LocalParts:
+        if self.zero is None:
+            return super().local_parts()
+        return FragmentParts(self._model(), self.weights, self.fragments)
+
+    @override
+    def refresh(self) -> None:
+        if self.zero is not None:
+            self.fragments.write_back()
 
     @override
     def sharded_state(self) -> dict[str, Tensor]:
@@ -118,19 +220,11 @@ class DeepSpeedEngine(Engine):
 
     @override
     def model_state(self, only: Collection[str] | None = None) -> dict[str, Tensor]:
-        return gather_tensors(self._state_of(only), self._whole)
+        return self.weights.gather(self._state_of(only))
 
     @override
     def load_model_state(self, state: dict[str, Tensor]) -> None:
-        scatter_tensors(self.sharded_state(), state, partial(self._whole, modifier_rank=0))
-        if self.zero is not None:
-            # The optimizer steps on its own flat copy, which would overwrite what was loaded.
-            self.zero.refresh_fp32_params()
-
-    def _whole(self, tensor: Any, modifier_rank: int | None = None) -> AbstractContextManager:
-        if not hasattr(tensor, 'ds_id'):
-            return nullcontext()
-        return self.deepspeed.zero.GatheredParameters([tensor], modifier_rank=modifier_rank)
+        self.weights.scatter(self.sharded_state(), state)
 
     def _model(self) -> nn.Module:
         if self.model is None:
@@ -139,14 +233,38 @@ class DeepSpeedEngine(Engine):
 
     @override
     def optimizer_state(self) -> dict[str, Any]:
-        raise CheckpointError(
-            "default_hooks.checkpoint.save_optimizer: the optimizer's state cannot be saved yet under "
-            "engine='deepspeed'; set save_optimizer=False, or use engine='fsdp2'"
-        )
+        assert_bound(self)
+        return gather_state(self.groups, self.fragments, self._group_names())
 
     @override
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        raise CheckpointError(
-            "resume: the optimizer's state cannot be loaded yet under engine='deepspeed'; use load_from without "
-            "resume, or engine='fsdp2'"
-        )
+        assert_bound(self)
+        # Before ranks communicate about it.
+        meet("load the optimizer's state")
+        names = self._group_names()
+        scatter_state(self.groups, self.fragments, with_numbers(state, names), names)
+
+    def _group_names(self) -> list[list[str]]:
+        return group_names(self.groups.as_of_model(), self.named_params())
+
+    @override
+    def optimizer_shards(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        raise CheckpointError(NO_SHARDS)
+
+    @override
+    def load_optimizer_shards(self, rest: dict[str, Any], load: Any) -> None:
+        raise CheckpointError(NO_SHARDS)
+
+    @override
+    def scaler_state(self) -> dict[str, Any]:
+        return {} if self.scaler is None else self.scaler.state()
+
+    @override
+    def load_scaler_state(self, state: dict[str, Any]) -> None:
+        if self.scaler is not None:
+            self.scaler.load(state)
+
+
+NO_SHARDS = (
+    "checkpoint.format: 'sharded' is not supported yet under engine='deepspeed'; use checkpoint=dict(format='full')"
+)

@@ -24,11 +24,11 @@ from mmzero._compat import (
     set_reduce_scatter_unused_params,
 )
 from mmzero.engines.buffers import BufferBroadcast
+from mmzero.engines.cpu_norms import teach_autocast_norms
+from mmzero.engines.evaluation import units_alone_in
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.fsdp2.clip import total_norm
 from mmzero.engines.fsdp2.completion import keep_fp32, keep_whole
-from mmzero.engines.fsdp2.cpu_norms import teach_autocast_norms
-from mmzero.engines.fsdp2.evaluation import units_alone_in
 from mmzero.engines.fsdp2.first_iterations import FirstIterations
 from mmzero.engines.fsdp2.following import Following
 from mmzero.engines.fsdp2.forecast import forecast

@@ -1,15 +1,16 @@
 """What the DeepSpeed engine refuses; where bare DeepSpeed is the reason, it is shown."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from mmzero.config import MeshConfig, OverrideConfig, PrecisionConfig, ZeroConfig
+from mmzero.config import CompileConfig, MeshConfig, OffloadConfig, OverrideConfig, PrecisionConfig, ZeroConfig
 from mmzero.engines import Clip
 from mmzero.engines.deepspeed.package import import_deepspeed
-from mmzero.engines.deepspeed.refusals import check_autocast, check_clip, check_config, check_model
+from mmzero.engines.deepspeed.refusals import check_autocast, check_clip, check_config, check_model, check_optimizer
 from mmzero.errors import ConfigError, PlanError
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel
@@ -17,29 +18,45 @@ from tests.models import ToyModel
 STAGES = (1, 2, 3)
 
 
+def deepspeed_with(fp16: bool = False) -> Any:
+    """As much of the package as a check of fields without options looks at."""
+    accelerator = SimpleNamespace(is_fp16_supported=lambda: fp16)
+    config = SimpleNamespace(DeepSpeedConfig=lambda cfg: None)
+    return SimpleNamespace(
+        accelerator=SimpleNamespace(get_accelerator=lambda: accelerator), runtime=SimpleNamespace(config=config)
+    )
+
+
 def test_fields_come_together() -> None:
     config = ZeroConfig(
         engine='deepspeed',
+        stage=2,
         mesh=MeshConfig(replicate=2),
         wrap_policy='x',
         overrides=(OverrideConfig(('x',), shard=False),),
-        precision=PrecisionConfig(torch.bfloat16, torch.bfloat16, torch.bfloat16, keep_fp32=('norm',)),
+        precision=PrecisionConfig(torch.float16, torch.bfloat16, torch.bfloat16, keep_fp32=('norm',)),
+        compile=CompileConfig(is_asked=True),
+        offload=OffloadConfig(params='cpu', optimizer='nvme', nvme_path='/x'),
+        no_sync=True,
         find_unused_parameters=True,
     )
     with pytest.raises(ConfigError) as caught:
-        check_config(config)
+        check_config(config, deepspeed_with())
     assert [fault.split(': ')[0].removeprefix('model_wrapper_cfg.') for fault in caught.value.faults] == [
         'mesh',
         'wrap_policy',
         'overrides',
-        'precision.param_dtype',
-        'precision.reduce_dtype',
+        'compile',
+        'no_sync',
         'precision.output_dtype',
         'precision.keep_fp32',
         'find_unused_parameters',
+        'offload.params',
+        'offload.optimizer',
+        'precision.param_dtype',
     ]
-    assert all("use engine='fsdp2'" in fault for fault in caught.value.faults)
-    check_config(ZeroConfig(engine='deepspeed'))
+    check_config(ZeroConfig(engine='deepspeed'), deepspeed_with())
+    check_config(ZeroConfig(engine='deepspeed', precision=PrecisionConfig(torch.float16)), deepspeed_with(fp16=True))
 
 
 def test_scalars_are_named() -> None:
@@ -48,10 +65,40 @@ def test_scalars_are_named() -> None:
     check_model(ToyModel(scalar=False))
 
 
-def test_mixed_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'optim_wrapper.dtype: torch.bfloat16 is not supported yet'):
-        check_autocast(torch.bfloat16)
-    check_autocast(torch.float32)
+def test_trained_parameters_of_two_dtypes_are_named() -> None:
+    model = ToyModel(scalar=False)
+    model.head.to(torch.bfloat16)
+    with pytest.raises(PlanError, match=r'one dtype, .* torch.bfloat16: head.weight; store all in float32'):
+        check_model(model)
+
+
+@pytest.mark.parametrize(
+    ('stage', 'stored', 'dtype', 'wanted'),
+    [
+        (3, None, torch.bfloat16, 'param_dtype: autocast to torch.bfloat16 over parameters gathered in float32'),
+        (2, torch.bfloat16, None, 'parameters of torch.bfloat16 are computed under autocast to it, which is off'),
+        (2, None, torch.float16, 'scales the loss for parameters of float16 only'),
+    ],
+)
+def test_dtypes_that_do_not_fit(stage: int, stored: Any, dtype: Any, wanted: str) -> None:
+    config = ZeroConfig(engine='deepspeed', stage=stage, precision=PrecisionConfig(stored))
+    with pytest.raises(ConfigError, match=wanted):
+        check_autocast(dtype, config)
+
+
+def test_dtypes_that_fit() -> None:
+    check_autocast(torch.bfloat16, ZeroConfig(stage=3, precision=PrecisionConfig(torch.bfloat16)))
+    check_autocast(torch.bfloat16, ZeroConfig(stage=2))
+    check_autocast(None, ZeroConfig(stage=3))
+
+
+@pytest.mark.parametrize(
+    ('optimizer', 'wanted'), [(torch.optim.Adagrad, 'a new Adagrad'), (torch.optim.Adafactor, 'one by one')]
+)
+def test_optimizers_that_flat_pieces_do_not_suit(optimizer: Any, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        check_optimizer(optimizer([nn.Parameter(torch.zeros(2, 2))], lr=0.1))
+    check_optimizer(torch.optim.AdamW([nn.Parameter(torch.zeros(2))]))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +139,28 @@ def infinity_norm(stage: int) -> None:
     zero.scaled_global_norm(float('inf'))
 
 
+def new_adagrad(stage: int) -> None:
+    model = ToyModel(scalar=False)
+    deepspeed = import_deepspeed('cpu')
+    optimizer = torch.optim.Adagrad([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    zero = dict(stage=stage, reduce_bucket_size=100_000)
+    config = dict(train_micro_batch_size_per_gpu=1, zero_optimization=zero, zero_allow_untested_optimizer=True)
+    _, found, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    if found.optimizer is not optimizer and found.optimizer.param_groups[0] is not optimizer.param_groups[0]:
+        raise RuntimeError('another Adagrad')
+
+
+def offloaded_parameters(stage: int) -> None:
+    model = ToyModel(scalar=False)
+    deepspeed = import_deepspeed('cpu')
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    zero = dict(stage=stage, reduce_bucket_size=100_000, offload_param=dict(device='cpu'))
+    config = dict(train_micro_batch_size_per_gpu=1, zero_optimization=zero, zero_allow_untested_optimizer=True)
+    _, found, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    if not hasattr(next(model.parameters()), 'ds_tensor') and not found.cpu_offload:
+        raise RuntimeError('not offloaded')
+
+
 def unused_parameters(stage: int) -> None:
     model = ToyModel(scalar=False)
     # On one rank stage 3 keeps small parameters whole, so that they can be read.
@@ -108,6 +177,8 @@ FAILURES: dict[str, tuple[Any, tuple[int, ...], str]] = {
     'refused: 0-dim parameters': (scalars, STAGES, 'cannot be 0 to view Float as Byte'),
     'refused: other norms': (infinity_norm, (1, 2), 'only L2 norm supported'),
     'refused: find_unused_parameters': (unused_parameters, STAGES, 'decayed'),
+    'refused: Adagrad': (new_adagrad, STAGES, 'another Adagrad'),
+    'refused: offloaded parameters': (offloaded_parameters, (1, 2), 'not offloaded'),
     'left out of bind: groups of frozen parameters': (frozen_groups, (1, 2), 'list index out of range'),
 }
 

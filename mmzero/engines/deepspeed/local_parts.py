@@ -1,0 +1,48 @@
+"""A mirror of this rank's fragments, as :mod:`mmzero.engines.local_parts` has it of shards.
+
+Averages are of the float32 values that the optimizer steps. What is frozen does not change, and is the model's.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from mmzero.engines.deepspeed.fragments import Fragments
+from mmzero.engines.deepspeed.weights import Weights
+from mmzero.engines.local_parts import LocalParts
+from mmzero.errors import PlanError
+
+
+class FragmentParts(LocalParts):
+    """Mirrors a model that DeepSpeed has partitioned.
+
+    Args:
+        model (nn.Module): The model.
+        weights (Weights): The model's.
+        fragments (Fragments): What this rank holds.
+    """
+
+    def __init__(self, model: nn.Module, weights: Weights, fragments: Fragments) -> None:
+        self._weights = weights
+        self._fragments = fragments
+        self._own = dict(model.named_parameters(remove_duplicate=False))
+        super().__init__(model)
+
+    @override
+    def part_of(self, param: Any) -> Tensor:
+        if param in self._fragments.of:
+            return self._fragments.own(param)
+        return getattr(param, 'ds_tensor', param).detach()
+
+    @override
+    def gather(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self._weights.gather({name: self._own.get(name, part) for name, part in state.items()}, state)
+
+    @override
+    def scatter(self, state: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+        self._weights.scatter({name: self._own.get(name, part) for name, part in state.items()}, whole, state)
+
+    @override
+    def sharded(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        raise PlanError("checkpoint.format: 'sharded' is not supported yet under engine='deepspeed'")
