@@ -170,7 +170,9 @@ def _advice(error: Exception, filename: str) -> str:
             f'holds Python objects that mmzero does not run ({refused[0]}); load it once where you trust it, '
             "and save its weights alone: torch.save(dict(state_dict=...), 'weights.pth')"
         )
-    return f'is no checkpoint, is damaged or was cut off ({lines[0]}); use another one{_others(filename)}'
+    # What follows in torch's line advises to unpickle all the same.
+    why = lines[0].split('. In PyTorch 2.6', 1)[0]
+    return f'is no checkpoint, is damaged or was cut off ({why}); use another one{_others(filename)}'
 
 
 def _starts_like_a_checkpoint(filename: str) -> bool:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmzero.errors import CheckpointError
+
 SMALLEST_BYTES = 2**16
 """A mapping takes whole pages, and a process has a limited number of them."""
 
@@ -75,10 +77,16 @@ def scratch_beside(path: str | os.PathLike) -> Iterator[Scratch]:
 
     Yields:
         Scratch: The file.
+
+    Raises:
+        CheckpointError: If nothing can be written there.
     """
     folder, name = os.path.split(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    scratch = Scratch(os.path.join(folder, f'.{name}.scratch'))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        scratch = Scratch(os.path.join(folder, f'.{name}.scratch'))
+    except OSError as error:
+        raise CheckpointError(f'{path} cannot be written ({error.strerror}); name another target') from error
     try:
         yield scratch
     finally:

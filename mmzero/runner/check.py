@@ -97,8 +97,9 @@ def _check_ranks(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
 
 def _check_files(cfg: dict, faults: Faults) -> None:
     load_from = cfg.get('load_from')
-    is_path = isinstance(load_from, str) and '://' not in load_from
-    is_missing = is_path and not os.path.exists(os.path.expanduser(str(load_from)))
+    is_missing = (
+        isinstance(load_from, str) and '://' not in load_from and not os.path.exists(os.path.expanduser(load_from))
+    )
     # Rank 0 reads it. A run that torchrun starts again may have removed what it once began with.
     if is_missing and is_on_first_node() and not has_saved_before(cfg.get('work_dir')):
         origin = ', from which --resume or resume=True should go on' if cfg.get('resume') else ''

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +109,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self._proven: set[str] = set()
         self._read: tuple[str, dict] | None = None
         doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
+        _make_work_dir(work_dir)
         kwargs['optim_wrapper'] = translated
         # Taken over by the wrapper; Runner would apply its own on top.
         self._efficient_conv_bn_eval = cfg.get('efficient_conv_bn_eval')
@@ -387,6 +389,16 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             return Runner.build_dataloader(dataloader, *args, **kwargs)
         except FileNotFoundError as error:
             raise DataError(f'the data set cannot be read: {error}; put the files there, or set data_root') from error
+
+
+def _make_work_dir(folder: str) -> None:
+    """Make it before Runner does; permissions do not tell a file system that refuses all the same."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.rmdir(tempfile.mkdtemp(prefix='.mmzero-', dir=folder))
+    except OSError as error:
+        fault = f'work_dir: {folder} cannot be written ({error.strerror}); name a folder that can be made'
+        raise ConfigError([fault]) from error
 
 
 def _write_traceback(text: str, folder: str) -> str | None:

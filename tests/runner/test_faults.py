@@ -353,6 +353,13 @@ def test_a_work_dir_that_cannot_be_made(tmp_path: Any) -> None:
     assert faults_of(cfg) == (f'work_dir: {tmp_path}/file/below cannot be written; name a folder that can be made',)
 
 
+def test_a_work_dir_that_permissions_allow_and_the_file_system_refuses(tmp_path: Any) -> None:
+    cfg = spoilt(tmp_path, {'work_dir': f'{tmp_path}/{"long" * 100}'})
+    (fault,) = faults_of(cfg)
+    assert fault.startswith(f'work_dir: {tmp_path}/long')
+    assert fault.endswith('cannot be written (File name too long); name a folder that can be made')
+
+
 @pytest.mark.parametrize('setting', ['stage 0', 'stage 1', 'stage 2', 'stage 3', 'bfloat16', 'mesh'])
 def test_a_good_config_has_no_fault(tmp_path: Any, setting: str) -> None:
     cfg = spoilt(tmp_path, {}, setting)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mmzero.analysis.start.memory import PeakOf
 from mmzero.analysis.start.rank import SOURCES, WAYS, WRITE
+from mmzero.errors import ZeroError
+from mmzero.runner import load_config
 
 FILES = dict(init_cfg='weights.pth', pth='weights.pth', safetensors='weights.safetensors', sharded='weights')
 """What :func:`mmzero.analysis.start.rank.write_files` makes, by source."""
@@ -51,8 +53,10 @@ def measure_starts(
         dict[str, dict[str, Start]]: By source and way.
 
     Raises:
-        RuntimeError: If a process fails; its log is named.
+        ConfigError: If there is no such config.
+        ZeroError: If a process fails; its last line and its log are named.
     """
+    load_config(config)
     folder.mkdir(parents=True, exist_ok=True)
     sources = list(sources)
     if set(sources) & FILES.keys() and not (folder / FILES['sharded']).exists():
@@ -133,7 +137,7 @@ def _said(process: subprocess.Popen, word: str, log: Path) -> str:
         if first == word:
             return rest
     process.wait()
-    raise RuntimeError(f'a process of the measurement has failed; {log} says why')
+    raise _failure('a process of the measurement has failed', log)
 
 
 def _go_on(process: subprocess.Popen) -> None:
@@ -145,4 +149,10 @@ def _go_on(process: subprocess.Popen) -> None:
 def _ended(process: subprocess.Popen, log: Path) -> None:
     process.communicate()
     if process.returncode:
-        raise RuntimeError(f'the weights could not be written; {log} says why')
+        raise _failure('the weights could not be written', log)
+
+
+def _failure(what: str, log: Path) -> ZeroError:
+    said = log.read_text().split('\n')
+    last = next((line.strip() for line in reversed(said) if line.strip()), 'it said nothing')
+    return ZeroError(f'{what}: {last}; its log is {log}')

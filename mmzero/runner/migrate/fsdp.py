@@ -8,6 +8,7 @@ from mmzero.config.reader import DTYPES
 from mmzero.errors import near_names
 from mmzero.runner.migrate.draft import Answer, Draft, answer_all, lost, needless
 from mmzero.runner.migrate.values import dtype_name, policy_value
+from mmzero.runner.translate import type_name
 
 OWNER = 'MMFullyShardedDataParallel'
 
@@ -133,7 +134,12 @@ def _mixed_precision(draft: Draft, path: str, value: Any) -> None:
 def _param_dtype(draft: Draft, path: str, value: Any) -> None:
     name = dtype_name(value)
     if name == 'float32':
-        draft.needless(path, value, 'float32 is the default')
+        amp = [one for one, wrapper in draft.optimizers() if type_name(wrapper.get('type', '')) == 'AmpOptimWrapper']
+        if amp:
+            why = f"units are gathered in the dtype of {amp[0]}; with type='OptimWrapper' there they stay float32"
+            draft.differs(path, value, why)
+        else:
+            draft.needless(path, value, 'float32 is the default')
         return
     if name not in DTYPES:
         draft.faults.add(path, f'got {value!r}; expected the name of a dtype{near_names(str(name), DTYPES)}')

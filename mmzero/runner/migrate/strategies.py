@@ -44,13 +44,13 @@ def _state_dict_cfg(draft: Draft, path: str, value: Any) -> None:
         kind = str(getattr(kind, 'name', kind)).rsplit('.', 1)[-1]
         left = {name: item for name, item in value.items() if name != 'state_dict_type'}
         answer_all(draft, path, left, STATE_DICT_ANSWERS, 'state_dict_cfg')
-        path = f'{path}.state_dict_type'
+        path, said = f'{path}.state_dict_type', kind
     else:
-        kind = {'full': 'FULL_STATE_DICT', 'local': 'LOCAL_STATE_DICT'}.get(value, value)
+        kind, said = {'full': 'FULL_STATE_DICT', 'local': 'LOCAL_STATE_DICT'}.get(value, value), value
     if kind == 'FULL_STATE_DICT':
-        draft.needless(path, kind, 'one file, gathered tensor by tensor and written by rank 0, is the default')
+        draft.needless(path, said, 'one file, gathered tensor by tensor and written by rank 0, is the default')
     elif kind in ('LOCAL_STATE_DICT', 'SHARDED_STATE_DICT'):
-        _save_shards(draft, path, kind, 'each rank saves its own shards')
+        _save_shards(draft, path, said, 'each rank saves its own shards')
     else:
         draft.faults.add(path, f"got {value!r}; FSDPStrategy takes 'full', 'local' or a dict with state_dict_type")
 

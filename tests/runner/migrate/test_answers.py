@@ -120,6 +120,13 @@ def test_mixed_precision_becomes_the_optimizers_dtype() -> None:
     assert kinds(alone)['strategy.model_wrapper.mixed_precision.reduce_dtype'] == DIFFERS
 
 
+def test_float32_parameters_under_amp_are_told() -> None:
+    wrapper = dict(mixed_precision=dict(param_dtype='float32'))
+    path = 'strategy.model_wrapper.mixed_precision.param_dtype'
+    assert kinds(fsdp(wrapper, optim=dict(type='AmpOptimWrapper')))[path] == DIFFERS
+    assert kinds(fsdp(wrapper))[path] == NEEDLESS
+
+
 def test_what_fsdp_did_otherwise_is_told() -> None:
     optim = dict(type='AmpOptimWrapper', use_fsdp=True, accumulative_counts=4, clip_grad=dict(max_norm=1))
     found = kinds(fsdp(optim=optim))
@@ -184,6 +191,12 @@ def test_nothing_is_dropped_in_silence() -> None:
 )
 def test_state_dicts(given: Any, wanted: dict | None) -> None:
     assert migrate_config(fsdp(state_dict_cfg=given)).cfg.get('checkpoint') == wanted
+
+
+@pytest.mark.parametrize('given', ['full', 'local'])
+def test_state_dicts_are_told_as_they_were_written(given: str) -> None:
+    told = {note.path: note.value for note in migrate_config(fsdp(state_dict_cfg=given)).notes}
+    assert told['strategy.state_dict_cfg'] == given
 
 
 def test_published_keys_need_a_file() -> None:
