@@ -76,6 +76,7 @@ CELLS: list[tuple[str, int, int, dict]] = [
 ]
 
 
+@pytest.mark.slow
 def test_on_two_ranks() -> None:
     for found in run_ranks(2, many, CELLS):
         wrong = [

@@ -48,6 +48,7 @@ def test_a_config_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / 'out').exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_told_with_its_last_line_and_its_log(tmp_path: Path) -> None:
     (tmp_path / 'bad.py').write_text("model = dict(type='mmengine.NoSuchModel')")
     with pytest.raises(ZeroError, match=r'the weights could not be written: .*NoSuchModel.*; its log is .*write\.log'):

@@ -287,6 +287,7 @@ def run_cases() -> Faults:
     return {case.__name__: case() for case in CASES}
 
 
+@pytest.mark.slow
 def test_what_stays_as_it_is() -> None:
     for case, faults in merged(run_ranks(2, run_cases)).items():
         assert not faults, f'{case}: {faults}'

@@ -26,7 +26,7 @@ def check(world_size: int, cells: list[Cell]) -> None:
     assert not wrong, '\n'.join(wrong)
 
 
-@pytest.mark.parametrize('world_size', [1, 2, 4])
+@pytest.mark.parametrize('world_size', [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_covering_set(world_size: int) -> None:
     """Every pair of setting, units, accumulation, clipping, optimizer and model is in one of the cells."""
     models = tuple(MODELS) if world_size == 2 else SMALL

@@ -200,9 +200,14 @@ def test_without_units() -> None:
 
 
 @pytest.mark.parametrize(
-    'case, last', [('error', 'ValueError: the data of rank 1 are'), ('memory', 'OutOfMemoryError')]
+    'case, last, bare',
+    [
+        ('error', 'ValueError: the data of rank 1 are', False),
+        ('memory', 'OutOfMemoryError', True),
+        pytest.param('error', 'ValueError: the data of rank 1 are', True, marks=pytest.mark.slow),
+        pytest.param('memory', 'OutOfMemoryError', False, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize('bare', [False, True])
 def test_an_error_of_one_rank_ends_all_and_is_the_last_word(case: str, last: str, bare: bool) -> None:
     other, failed = run(case, bare=bare)
     assert failed.code == 1 and last in failed.last

@@ -73,7 +73,7 @@ def test_one_process(digits: str, tmp_path: Path, name: str) -> None:
     assert all(wanted in done.stdout for wanted in FAULTY[name][1]), done.stdout[-3000:]
 
 
-@pytest.mark.parametrize('name', FAULTY)
+@pytest.mark.parametrize('name', [pytest.param('several', marks=pytest.mark.slow), 'in the first step'])
 def test_two_ranks(digits: str, tmp_path: Path, name: str) -> None:
     """torchrun adds a traceback of its own, so what the ranks print goes into files."""
     logs = ('--redirects', '3', '--log-dir', str(tmp_path / 'logs'))
