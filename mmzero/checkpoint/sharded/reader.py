@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.futures import Future
 from typing_extensions import override
 
-from mmzero._compat import dcp_pickle_globals
+from mmzero._compat import dcp_pickle_globals, return_freed_memory
 
 METADATA = '.metadata'
 """DCP's own name of its index."""
@@ -42,6 +42,7 @@ class SafeReader(FileSystemReader):
         # torch's loop holds what it read last until the next one is there, which doubles the memory of large tensors.
         for items in _in_parts(plan.items):
             super().read_data(replace(plan, items=items), planner).wait()
+            return_freed_memory()
         done: Future[None] = Future()
         done.set_result(None)
         return done
