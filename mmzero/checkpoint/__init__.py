@@ -1,13 +1,7 @@
 """Checkpoints, without pickled objects: one full ``.pth`` in the OpenMMLab layout, or a folder of shards."""
 
-from mmzero.checkpoint.load import (
-    fitting_shards,
-    fitting_state,
-    is_extra_state,
-    load_extra_states,
-    load_into_real,
-)
-from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, matching_names
+from mmzero.checkpoint.load import fitting_shards, fitting_state, load_extra_states, load_into_real
+from mmzero.checkpoint.names import clean_name, clean_names, fitting_names, is_extra_state, matching_names
 from mmzero.checkpoint.plain import message_hub_state, plain
 from mmzero.checkpoint.pretrained import nothing_loaded, pretrained_loading
 from mmzero.checkpoint.random_state import gather_random_states, random_state, set_random_state
@@ -27,7 +21,7 @@ from mmzero.checkpoint.sharded import (
     state_of,
     to_load,
 )
-from mmzero.checkpoint.shared import check_seen, check_shared, check_writable, each_reads
+from mmzero.checkpoint.shared import check_seen, check_shared, check_writable, each_reads, made_in
 from mmzero.checkpoint.write import write_checkpoint
 
 __all__ = [
@@ -51,6 +45,7 @@ __all__ = [
     'load_into_real',
     'load_rest',
     'load_saved',
+    'made_in',
     'matching_names',
     'message_hub_state',
     'newest_complete',

@@ -10,13 +10,10 @@ from mmengine.logging import print_log
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from torch import Tensor, nn
 
-from mmzero.checkpoint.names import clean_name, clean_names, fitting_names
+from mmzero.checkpoint.names import EXTRA_STATE, clean_name, clean_names, fitting_names, is_extra_state
 from mmzero.checkpoint.sharded.load import SavedTensor, load_saved
 from mmzero.checkpoint.taken import Taken, has_hooks, taken_by
 from mmzero.errors import CheckpointError
-
-# As torch names it in a state dict.
-_EXTRA = '_extra_state'
 
 T = TypeVar('T')
 
@@ -181,18 +178,6 @@ def _text(error: Exception) -> str:
     return str(error) if isinstance(error, RuntimeError) else f'{type(error).__name__}: {error}'
 
 
-def is_extra_state(name: str) -> bool:
-    """Say whether a name in a state dict is that of what a module saves by ``get_extra_state``.
-
-    Args:
-        name (str): The name.
-
-    Returns:
-        bool: Whether it is.
-    """
-    return name.rpartition('.')[2] == _EXTRA
-
-
 def load_extra_states(
     model: nn.Module, wanted: Iterable[str], saved: dict[str, Any], revise_keys: Sequence[tuple[str, str]]
 ) -> None:
@@ -206,7 +191,7 @@ def load_extra_states(
     """
     state = clean_names(_revised(saved, revise_keys), wanted)
     for path, module in model.named_modules():
-        name = clean_name(f'{path}.{_EXTRA}' if path else _EXTRA)
+        name = clean_name(f'{path}.{EXTRA_STATE}' if path else EXTRA_STATE)
         if name in state:
             module.set_extra_state(state[name])
 

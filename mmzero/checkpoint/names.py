@@ -11,6 +11,9 @@ from mmzero.errors import CheckpointError
 
 T = TypeVar('T')
 
+EXTRA_STATE = '_extra_state'
+"""As torch names in a state dict what a module saves by ``get_extra_state``."""
+
 WRAPPER_PARTS = frozenset({'_orig_mod', '_checkpoint_wrapped_module', '_fsdp_wrapped_module'})
 
 
@@ -77,6 +80,18 @@ def _unique(values: Mapping[str, str]) -> dict[str, str]:
     """Turn around a mapping, without what stands in it twice."""
     counts = Counter(values.values())
     return {value: key for key, value in values.items() if counts[value] == 1}
+
+
+def is_extra_state(name: str) -> bool:
+    """Say whether a name in a state dict is that of what a module saves by ``get_extra_state``.
+
+    Args:
+        name (str): The name.
+
+    Returns:
+        bool: Whether it is.
+    """
+    return name.rpartition('.')[2] == EXTRA_STATE
 
 
 def matching_names(saved: Iterable[str], wanted: Iterable[str], source: str) -> set[str]:

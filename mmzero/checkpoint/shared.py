@@ -95,16 +95,31 @@ def _sees_all_of(path: str) -> bool:
         return False
 
 
-def _make(folder: str | os.PathLike) -> str:
+def made_in(folder: str | os.PathLike) -> Path:
+    """Make a folder of a new name in another one. On one rank.
+
+    Args:
+        folder (str or PathLike): The other one, made where it is not there.
+
+    Returns:
+        Path: What was made; empty.
+
+    Raises:
+        OSError: If it cannot be.
+    """
     made = Path(folder, f'.mmzero-{uuid.uuid4().hex}')
+    made.mkdir(parents=True)
+    return made
+
+
+def _make(folder: str | os.PathLike) -> str:
     try:
-        made.mkdir(parents=True)
+        return str(made_in(folder))
     except OSError as error:
         raise CheckpointError(
             f'checkpoints cannot be saved to {folder}: {error}; set work_dir, or out_dir of default_hooks.checkpoint, '
             'to a folder that can be written to'
         ) from error
-    return str(made)
 
 
 def _touch(path: Path) -> str | None:

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# As torch names it in a state dict.
-_EXTRA = '_extra_state'
+from mmzero.checkpoint.names import is_extra_state
 
 # Those of FSDP2 and of mmzero cut or gather.
 _ENGINES = ('torch.distributed.', 'mmzero.')
@@ -77,9 +76,9 @@ def taken_by(model: nn.Module, state: Mapping[str, Any]) -> Taken:
         warnings.filterwarnings('ignore', message='.*copying from a non-meta parameter')
         saved_as = {id(value): name for name, value in model.state_dict(keep_vars=True).items()}
         # What modules save by get_extra_state goes into the model itself, on every rank.
-        load(model, {name: value for name, value in state.items() if not name.endswith(_EXTRA)}, '')
+        load(model, {name: value for name, value in state.items() if not is_extra_state(name)}, '')
     # Of counters as MMEngine has it.
-    kept = {name for name in state if name.endswith(_EXTRA)}
+    kept = set(filter(is_extra_state, state))
     found.missing = [name for name in found.missing if name not in kept and not name.endswith('num_batches_tracked')]
     return found
 

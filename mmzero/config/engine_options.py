@@ -18,6 +18,7 @@ from mmzero.config.reader import DTYPES, Faults, is_number
 AUTO = 'auto'
 SECTION = 'zero_optimization'
 DTYPE_SECTIONS = {'bf16': 'bfloat16', 'bfloat16': 'bfloat16', 'fp16': 'float16'}
+PATH = 'model_wrapper_cfg.engine_options'
 _REDUCED = {'fp32': 'float32', 'bf16': 'bfloat16', 'fp16': 'float16'}
 
 

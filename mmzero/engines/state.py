@@ -1,7 +1,6 @@
 """Full tensors on rank 0's CPU from shards, and back, one tensor at a time. Every function here is collective."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,6 @@ ADVICE = (
 )
 # State of these names has its parameter's shape, in torch's optimizers and those that follow them.
 SHAPED = ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq', 'momentum_buffer', 'square_avg', 'exp_inf', 'acc_delta')
-
-Whole = Callable[[Any], AbstractContextManager]
-"""Makes a tensor whole on every rank, for engines whose shards are not DTensors."""
 
 
 def gather(tensor: Tensor) -> Tensor | None:
@@ -63,12 +59,14 @@ def scatter(target: Tensor, full: Tensor | None) -> None:
         target.copy_(whole)
 
 
-def gather_tensors(tensors: dict[str, Tensor], whole: Whole = nullcontext) -> dict[str, Tensor]:
+def gather_tensors(
+    tensors: dict[str, Tensor], one: Callable[[str, Tensor], Tensor | None] = lambda name, tensor: gather(tensor)
+) -> dict[str, Tensor]:
     """Gather named tensors.
 
     Args:
         tensors (dict[str, Tensor]): The same names, in the same order, on every rank.
-        whole (Whole): Context in which a tensor is read. Defaults to none.
+        one (Callable[[str, Tensor], Tensor or None]): Gathers one, of its name. Defaults to :func:`gather`.
 
     Returns:
         dict[str, Tensor]: Full CPU tensors on rank 0; empty on other ranks.
@@ -77,28 +75,31 @@ def gather_tensors(tensors: dict[str, Tensor], whole: Whole = nullcontext) -> di
     gathered = {}
     for name, tensor in tensors.items():
         # A module's extra state may be anything; rank 0's is kept.
-        is_tensor = isinstance(tensor, Tensor)
-        with whole(tensor):
-            full = gather(tensor) if is_tensor else (tensor if dist.get_rank() == 0 else None)
+        own = tensor if dist.get_rank() == 0 else None
+        full = one(name, tensor) if isinstance(tensor, Tensor) else own
         if full is not None:
             gathered[name] = full
     return gathered
 
 
-def scatter_tensors(targets: dict[str, Tensor], full: dict[str, Tensor], whole: Whole = nullcontext) -> None:
+def scatter_tensors(
+    targets: dict[str, Tensor],
+    full: dict[str, Tensor],
+    one: Callable[[str, Tensor, Tensor | None], None] = lambda name, target, source: scatter(target, source),
+) -> None:
     """Fill those of the named tensors that rank 0 has.
 
     Args:
         targets (dict[str, Tensor]): The same names, in the same order, on every rank; changed in place.
         full (dict[str, Tensor]): Full tensors on rank 0; ignored on other ranks.
-        whole (Whole): Context in which a tensor is written. Defaults to none.
+        one (Callable[[str, Tensor, Tensor or None], None]): Fills one, of its name, with rank 0's. Defaults to
+            :func:`scatter`.
     """
     meet("load the model's weights")
     names = [[name for name, target in targets.items() if name in full and isinstance(target, Tensor)]]
     dist.broadcast_object_list(names, src=0)
     for name in names[0]:
-        with whole(targets[name]):
-            scatter(targets[name], full.get(name))
+        one(name, targets[name], full.get(name))
 
 
 def gather_optimizer(optimizer: Optimizer) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def _by_index(key: Any) -> tuple:
 
 
 def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any], names: list[list[str]]) -> None:
-    """Fill an optimizer's state from the full one of rank 0.
+    """Fill an optimizer's state from the full one of rank 0, once ranks have met to do so.
 
     Args:
         optimizer (Optimizer): The optimizer on sharded parameters; changed in place.
@@ -189,8 +190,7 @@ def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any], names: list[li
     Raises:
         CheckpointError: On every rank, if the groups do not fit.
     """
-    meet("load the optimizer's state")
-    box = [_described(full)] if dist.get_rank() == 0 else [None]
+    box = [described_state(full)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box, src=0)
     described: dict[str, Any] = box[0]  # type: ignore[assignment]
     groups = described['param_groups']
@@ -204,7 +204,7 @@ def scatter_optimizer(optimizer: Optimizer, full: dict[str, Any], names: list[li
         state[index] = {}
         for name, entry in entries.items():
             source = full['state'][index][name] if dist.get_rank() == 0 else None
-            state[index][name] = _scatter_entry(own, entry, source) if isinstance(entry, _Whole) else entry
+            state[index][name] = _scatter_entry(own, entry, source) if isinstance(entry, Whole) else entry
     groups = [on_devices_of(group, own) for group, own in zip(groups, optimizer.param_groups, strict=True)]
     load_packed(optimizer, dict(described, state=state, param_groups=groups))
 
@@ -227,6 +227,19 @@ def load_packed(optimizer: Optimizer, packed: dict[str, Any]) -> None:
         missing = [key for key in wanted if any(key not in group for group in optimizer.param_groups)]
     except KeyError as error:
         missing = [str(error.args[0])]
+    refuse_other(optimizer, missing)
+
+
+def refuse_other(optimizer: Optimizer, missing: Sequence[str]) -> None:
+    """Refuse the state of another optimizer.
+
+    Args:
+        optimizer (Optimizer): This run's.
+        missing (Sequence[str]): What its groups have and those that were saved have not.
+
+    Raises:
+        CheckpointError: If there is any.
+    """
     if missing:
         raise CheckpointError(
             f"the checkpoint holds another optimizer than this run's {type(optimizer).__name__}: it has no "
@@ -235,18 +248,36 @@ def load_packed(optimizer: Optimizer, packed: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """What stands for a plain tensor that comes by itself."""
+class Whole:
+    """What stands for a tensor that comes by itself.
+
+    Args:
+        shape (tuple[int, ...]): Its shape.
+        dtype (torch.dtype): Its dtype.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-def _described(full: dict[str, Any]) -> dict[str, Any]:
-    """Everything but plain tensors of the state. Quantised ones, which are subclasses, are sent as they are."""
+def _is_plain_tensor(value: Any) -> bool:
+    """Quantised ones, which are subclasses, are sent as they are."""
+    return type(value) is Tensor
+
+
+def described_state(full: dict[str, Any], is_apart: Callable[[Any], bool] = _is_plain_tensor) -> dict[str, Any]:
+    """Copy an optimizer's state without tensors that come by themselves.
+
+    Args:
+        full (dict): With ``state``.
+        is_apart (Callable[[Any], bool]): Which of its values are such tensors. Defaults to all plain ones.
+
+    Returns:
+        dict: With :class:`Whole` in the place of these.
+    """
     state = {
         index: {
-            name: _Whole(tuple(value.shape), value.dtype) if type(value) is Tensor else value
+            name: Whole(tuple(value.shape), value.dtype) if is_apart(value) else value
             for name, value in entries.items()
         }
         for index, entries in sorted(full['state'].items(), key=lambda item: _by_index(item[0]))
@@ -254,7 +285,7 @@ def _described(full: dict[str, Any]) -> dict[str, Any]:
     return dict(full, state=state)
 
 
-def _scatter_entry(param: Any, entry: _Whole, source: Tensor | None) -> Any:
+def _scatter_entry(param: Any, entry: Whole, source: Tensor | None) -> Any:
     device = 'cpu' if param is None else param.device
     if param is not None and entry.shape == tuple(param.shape) and isinstance(param, DTensor):
         target: Tensor = torch.zeros_like(param, dtype=entry.dtype, requires_grad=False)
@@ -317,7 +348,7 @@ def _check_shapes(params: list[Tensor], state: dict[Any, dict[str, Any]]) -> Non
     for index, entries in state.items():
         for name in SHAPED:
             entry = entries.get(name)
-            if isinstance(index, int) and isinstance(entry, _Whole) and entry.shape != tuple(params[index].shape):
+            if isinstance(index, int) and isinstance(entry, Whole) and entry.shape != tuple(params[index].shape):
                 raise CheckpointError(
                     f"{name} of parameter {index} of the checkpoint's optimizer has shape {entry.shape}, the parameter "
                     f'{tuple(params[index].shape)}: the order of parameters is another one; {ADVICE}'

@@ -144,11 +144,15 @@ class CheckpointMixin(ResumeMixin):
         Raises:
             CheckpointError: On every rank, if rank 0 cannot write there, or for sharded ones any rank.
         """
-        hook = next((hook for hook in self.hooks if isinstance(hook, ZeroCheckpointHook)), None)
-        folder = getattr(hook, 'out_dir', None) or self.work_dir
-        saves = hook is not None or any(isinstance(hook, PreemptionHook) for hook in self.hooks)
+        folder = self._saving_folder()
+        saves = any(isinstance(hook, (ZeroCheckpointHook, PreemptionHook)) for hook in self.hooks)
         if saves and isinstance(get_file_backend(folder), LocalBackend):
             (check_shared if self.saves_shards else check_writable)(folder)
+
+    def _saving_folder(self) -> str:
+        """Where the hook saves, if there is one."""
+        hook = next((hook for hook in self.hooks if isinstance(hook, ZeroCheckpointHook)), None)
+        return getattr(hook, 'out_dir', None) or self.work_dir
 
     def save_now(self, name: str, meta: dict) -> None:
         """Save a checkpoint beside those of the hook, which ``resume`` finds. Collective.
@@ -157,8 +161,7 @@ class CheckpointMixin(ResumeMixin):
             name (str): Its name, with the suffix '.pth'.
             meta (dict): ``epoch`` and ``iter`` from which a run goes on.
         """
-        hook = next((hook for hook in self.hooks if isinstance(hook, ZeroCheckpointHook)), None)
-        folder = self.work_dir if hook is None else hook.out_dir
+        folder = self._saving_folder()
         self.save_checkpoint(folder, name, meta=meta, by_epoch=False)
         path = join_path(folder, name.removesuffix('.pth') if self.saves_shards else name)
         self.once_saved(lambda: note_last(self.work_dir, path))
@@ -271,15 +274,15 @@ class CheckpointMixin(ResumeMixin):
 
     def _read_by_shards(self, path: str, model: nn.Module | None = None) -> bool:
         """Say whether each rank reads its shards, by :func:`each_reads`; a model is one that is to be sharded."""
+        if self.has_shards and not (self._wrapper is None and model is None):
+            return each_reads(path, None if model is None else model.state_dict())
         sharded = from_rank0(lambda: is_sharded(path))
         if sharded and not self.has_shards:
             raise CheckpointError(
-                f"{path} is a sharded checkpoint, which engine='deepspeed' does not read yet; turn it into one file "
-                f'with: python tools/convert_checkpoint.py {path} {path}.pth'
+                f'{path} is a sharded checkpoint, which the engine of this run does not read yet; turn it into one '
+                f'file with: python tools/convert_checkpoint.py {path} {path}.pth'
             )
-        if not self.has_shards or (self._wrapper is None and model is None):
-            return sharded
-        return each_reads(path, None if model is None else model.state_dict())
+        return sharded
 
     def _load_shards(self, folder: str, strict: bool, revise_keys: Sequence[tuple[str, str]]) -> dict[str, Any]:
         """Load weights of which each rank reads what it holds."""

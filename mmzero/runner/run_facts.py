@@ -63,13 +63,14 @@ def _training(cfg: Mapping[str, Any], optim_wrapper: Mapping[str, Any], optimize
         world_size = world_size_of(cfg.get('launcher') or 'none')
     except ValueError:
         world_size = None  # named already
+    schedulers = [schedulers] if isinstance(schedulers, Mapping) else schedulers
     return Training(
-        optim_wrapper.get('accumulative_counts') or 1,
-        Clip(by, clip) if clip else None,
-        dtype,
-        read_loss_scale(optim_wrapper.get('loss_scale')) if is_scaled else None,
-        given,
-        [schedulers] if isinstance(schedulers, Mapping) else [one for one in schedulers if isinstance(one, Mapping)],
-        batch_size_of(cfg),
-        world_size,
+        micro_batches=optim_wrapper.get('accumulative_counts') or 1,
+        clip=Clip(by, clip) if clip else None,
+        dtype=dtype,
+        loss_scale=read_loss_scale(optim_wrapper.get('loss_scale')) if is_scaled else None,
+        optimizer=given,
+        schedulers=[one for one in schedulers if isinstance(one, Mapping)],
+        batch_size=batch_size_of(cfg),
+        world_size=world_size,
     )

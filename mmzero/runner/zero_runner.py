@@ -3,10 +3,8 @@
 import copy
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -46,6 +44,7 @@ from mmzero.runner.translate import (
     with_engine_options,
     wrapper_fields,
 )
+from mmzero.runner.work_dir import make_work_dir, write_traceback
 from mmzero.wrappers import ZeroModelWrapper
 
 # Once these hooks have run, the config has brought a loop through.
@@ -109,13 +108,13 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         self._proven: set[str] = set()
         self._read: tuple[str, dict] | None = None
         doubts = check_config({**cfg, **given, 'model': model, 'work_dir': work_dir}, translated, faults)
-        _make_work_dir(work_dir)
+        make_work_dir(work_dir)
         kwargs['optim_wrapper'] = translated
         # Taken over by the wrapper; Runner would apply its own on top.
         self._efficient_conv_bn_eval = cfg.get('efficient_conv_bn_eval')
         for name in (*ALIASES, 'efficient_conv_bn_eval'):
             cfg.pop(name, None)
-        with blaming({**cfg, **given, 'model': model}, lambda text: _write_traceback(text, work_dir)):
+        with blaming({**cfg, **given, 'model': model}, lambda text: write_traceback(text, work_dir)):
             super().__init__(model=model, work_dir=work_dir, **kwargs)
         for doubt in doubts:
             self.logger.warning(doubt)
@@ -287,7 +286,7 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         for handler in files:
             handler.emit(logging.makeLogRecord(dict(msg=text, levelno=logging.ERROR, levelname='ERROR')))
         # Only rank 0 has a log file.
-        return files[0].baseFilename if files else _write_traceback(text, self.work_dir)
+        return files[0].baseFilename if files else write_traceback(text, self.work_dir)
 
     def _check_files(self, *splits: str) -> None:
         faults = Faults()
@@ -389,27 +388,6 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             return Runner.build_dataloader(dataloader, *args, **kwargs)
         except FileNotFoundError as error:
             raise DataError(f'the data set cannot be read: {error}; put the files there, or set data_root') from error
-
-
-def _make_work_dir(folder: str) -> None:
-    """Make it before Runner does; permissions do not tell a file system that refuses all the same."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        os.rmdir(tempfile.mkdtemp(prefix='.mmzero-', dir=folder))
-    except OSError as error:
-        fault = f'work_dir: {folder} cannot be written ({error.strerror}); name a folder that can be made'
-        raise ConfigError([fault]) from error
-
-
-def _write_traceback(text: str, folder: str) -> str | None:
-    """Keep a traceback that is not shown, in a file of this rank's; says where."""
-    path = Path(folder) / f'traceback_rank{dist.get_rank() if dist.is_initialized() else 0}.txt'
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError:
-        return None
-    return str(path)
 
 
 def _build_with_files(build: Callable[[Any], nn.Module], model: Any) -> nn.Module:

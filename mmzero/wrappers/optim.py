@@ -92,14 +92,13 @@ class ZeroOptimWrapper(OptimWrapper):
         settings = dict(optimizer.defaults, type=type(optimizer).__name__)
         self.engine.check_training(
             Training(
-                accumulative_counts,
-                self._clip(),
-                self.dtype,
-                scale,
-                settings,
-                None,
-                self.engine.batch_size,
-                dist.get_world_size(),
+                micro_batches=accumulative_counts,
+                clip=self._clip(),
+                dtype=self.dtype,
+                loss_scale=scale,
+                optimizer=settings,
+                batch_size=self.engine.batch_size,
+                world_size=dist.get_world_size(),
             )
         )
         self.optimizer = self.engine.bind(optimizer, scale)

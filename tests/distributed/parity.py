@@ -5,7 +5,7 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -216,7 +216,7 @@ def distances(world_size: int, cells: Sequence[Cell]) -> dict[Cell, dict[str, fl
     }
 
 
-def faults(found: dict[Cell, dict[str, float]]) -> list[str]:
+def faults(found: Mapping[Any, dict[str, float]]) -> list[str]:
     """What lies out of the design's bounds."""
     return [
         f'{cell}: {what} {values[what]:.1e} > {bound:.0e}'
@@ -224,6 +224,13 @@ def faults(found: dict[Cell, dict[str, float]]) -> list[str]:
         for what, bound in BOUNDS.items()
         if not values[what] <= bound
     ]
+
+
+def beyond_bounds(world_size: int, cells: Sequence[Cell]) -> list[str]:
+    """Run cells, show them at the end of the test run, and say what lies out of the bounds."""
+    found = distances(world_size, cells)
+    MEASURED.extend((cell.row(world_size), values) for cell, values in found.items())
+    return faults(found)
 
 
 # A 16-bit run may be this much farther from fp32 DDP than DDP under autocast is.

@@ -203,6 +203,13 @@ def distances(
     return {row: {what: max(rank[i][what] for rank in ranks) for what in parity.BOUNDS} for i, row in enumerate(rows)}
 
 
+def beyond_bounds(world_size: int, features: Sequence[Feature], on_deepspeed: bool = False) -> list[str]:
+    """Train with features, show the distances at the end of the test run, and say what lies out of the bounds."""
+    found = distances(world_size, features, on_deepspeed)
+    parity.MEASURED_FEATURES += found.items()
+    return parity.faults(found)
+
+
 def ratios(world_size: int, features: Sequence[Feature], seeds: int = 5) -> dict[tuple[str, ...], dict[str, float]]:
     """Distances over those of DDP under autocast, in the mean over seeds and ranks, by row and quantity."""
     cells = [(feature, feature.settings(world_size)) for feature in features]

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,17 +20,21 @@ pytestmark = pytest.mark.distributed
 STAGES = (0, 2, 3)
 
 
-def resumed(folder: str, kind: str, stage: int) -> list[str]:
-    """Weights, the optimizer by names, schedulers and counters."""
-    runner = detector_runner(
-        f'{folder}/on {kind} {stage}',
+def resuming(folder: str, kind: str, stage: int, use_orig_params: bool) -> Any:
+    return detector_runner(
+        f'{folder}/on {kind} {stage}, {use_orig_params}',
         stage,
         dict(type=TiedDetector),
         load_from=f'{folder}/{kind}/epoch_1.pth',
         resume=True,
-        optim_wrapper=optim_wrapper(KINDS[kind][1]),
+        optim_wrapper=optim_wrapper(use_orig_params),
         param_scheduler=dict(SCHEDULER),
     )
+
+
+def resumed(folder: str, kind: str, stage: int) -> list[str]:
+    """Weights, the optimizer by names, schedulers and counters."""
+    runner = resuming(folder, kind, stage, KINDS[kind][1])
     runner.train()
     truth = torch.load(f'{folder}/{kind}/truth.pth', weights_only=True)
     faults = differing(whole_state(runner.model.module), truth['state_dict'])
@@ -59,15 +64,7 @@ def loaded_later(folder: str, kind: str, stage: int) -> list[str]:
 def other_groups(folder: str, kind: str, stage: int) -> list[str]:
     """An optimizer with other groups is refused on every rank."""
     faults: list[str] = []
-    runner = detector_runner(
-        f'{folder}/others on {kind} {stage}',
-        stage,
-        dict(type=TiedDetector),
-        load_from=f'{folder}/{kind}/epoch_1.pth',
-        resume=True,
-        optim_wrapper=optim_wrapper(not KINDS[kind][1]),
-        param_scheduler=dict(SCHEDULER),
-    )
+    runner = resuming(folder, kind, stage, not KINDS[kind][1])
     with refused(faults, CheckpointError, 'groups and this run', 'paramwise_cfg'):
         runner.train()
     return faults

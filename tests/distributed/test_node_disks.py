@@ -15,7 +15,7 @@ from mmzero.checkpoint import check_shared, shared
 from mmzero.errors import CheckpointError
 from tests.distributed.cases import Faults, merged, refused
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_within_epoch import Watch
+from tests.distributed.test_within_epoch import watched
 from tests.vectors import vector_runner
 
 pytestmark = pytest.mark.distributed
@@ -49,10 +49,7 @@ def trained(
         ),
         **changes,
     )
-    watch = Watch(None)
-    runner.register_hook(watch, 'LOWEST')
-    runner.train()
-    return runner, watch.losses
+    return runner, watched(runner, None).losses
 
 
 def files(folder: str) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 
 from mmzero import _compat
 from tests.distributed import parity
-from tests.distributed.parity import MODELS, Cell, all_cells, covering, distances, faults, half_precision
+from tests.distributed.parity import MODELS, Cell, all_cells, covering, faults, half_precision
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel, toy_batch
 
@@ -19,10 +19,7 @@ DTYPES = ('bfloat16', 'float16')
 
 
 def check(world_size: int, cells: list[Cell]) -> None:
-    """Run the cells, show them at the end of the test run, and hold them against the bounds."""
-    found = distances(world_size, cells)
-    parity.MEASURED += [(cell.row(world_size), values) for cell, values in found.items()]
-    wrong = faults(found)
+    wrong = parity.beyond_bounds(world_size, cells)
     assert not wrong, '\n'.join(wrong)
 
 

@@ -3,26 +3,14 @@
 import pytest
 
 from tests.distributed import parity
-from tests.distributed.parity_features import FULL, HALF, Feature, distances, ratios
+from tests.distributed.parity_features import FULL, HALF, Feature, beyond_bounds, ratios
 
 pytestmark = pytest.mark.distributed
 
 
-def check(world_size: int, features: list[Feature]) -> None:
-    found = distances(world_size, features)
-    parity.MEASURED_FEATURES += found.items()
-    wrong = [
-        f'{row}: {what} {values[what]:.1e}'
-        for row, values in found.items()
-        for what, bound in parity.BOUNDS.items()
-        if not values[what] <= bound
-    ]
-    assert not wrong, '\n'.join(wrong)
-
-
 @pytest.mark.parametrize('world_size', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_in_float32(world_size: int) -> None:
-    check(world_size, FULL)
+    assert not beyond_bounds(world_size, FULL)
 
 
 def check_half(world_size: int, features: list[Feature]) -> None:

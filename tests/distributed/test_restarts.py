@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_within_epoch import Watch
+from tests.distributed.test_within_epoch import watched
 from tests.vectors import Vectors, loader, vector_runner
 
 pytestmark = pytest.mark.distributed
@@ -28,13 +27,7 @@ def trained(folder: str, stop: int | None, sharded: bool = False, **changes: Any
         ),
         **changes,
     )
-    watch = Watch(stop)
-    runner.register_hook(watch, 'LOWEST')
-    try:
-        runner.train()
-    except KeyboardInterrupt:
-        dist.barrier()
-    return watch.numbers
+    return watched(runner, stop).numbers
 
 
 def again(folder: str, stop: int | None, sharded: bool, changes: dict[str, Any]) -> list[int]:

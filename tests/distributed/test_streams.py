@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from tests.distributed.cases import Faults, merged
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_within_epoch import Noisy, Watch
+from tests.distributed.test_within_epoch import Noisy, Watch, watched
 from tests.models import toy_batch
 from tests.vectors import Vectors, loader, vector_runner
 
@@ -120,11 +120,9 @@ def trained(folder: str, more: int = 0, **changes: Any) -> tuple[Watch, list[int
         param_scheduler=dict(type='LinearLR', start_factor=0.1, by_epoch=False, end=20),
     )
     runner = vector_runner(folder, Noisy(), **{**settings, **changes})
-    watch = Watch(None)
-    runner.register_hook(watch, 'LOWEST')
     # Ranks are daemons of the test, which may have no children.
     with patch.dict(multiprocessing.current_process()._config, daemon=False):
-        runner.train()
+        watch = watched(runner, None)
     return watch, [int(line) for line in Path(notes).read_text().split()], runner
 
 

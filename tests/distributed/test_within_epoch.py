@@ -95,6 +95,17 @@ class Watch(Hook):
             raise KeyboardInterrupt
 
 
+def watched(runner: Any, stop: int | None) -> Watch:
+    """Train until the end, or until a number of iterations."""
+    watch = Watch(stop)
+    runner.register_hook(watch, 'LOWEST')
+    try:
+        runner.train()
+    except KeyboardInterrupt:
+        dist.barrier()
+    return watch
+
+
 def trained(
     folder: str, stop: int | None = None, ranks: int | None = None, batches: str | None = None, **changes: Any
 ) -> tuple[Watch, Drawn, Any]:
@@ -111,12 +122,7 @@ def trained(
         param_scheduler=dict(type='LinearLR', start_factor=0.1, by_epoch=False, end=20),
     )
     runner = vector_runner(folder, Noisy(), **{**settings, **changes})
-    watch = Watch(stop)
-    runner.register_hook(watch, 'LOWEST')
-    try:
-        runner.train()
-    except KeyboardInterrupt:
-        dist.barrier()
+    watch = watched(runner, stop)
     # The runner has a copy of its own.
     return watch, runner.train_dataloader.dataset, runner
 

@@ -95,10 +95,9 @@ def contents_of(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Save
     Raises:
         CheckpointError: If it cannot be read.
     """
-    known = tensors_in(path) if is_safetensors(path) else {}
-    if not known:
-        return load_rest(path), tensors_in(path)
-    return dict(state_dict={}), {f'state_dict/{name}': saved for name, saved in known.items()}
+    if is_safetensors(path):
+        return dict(state_dict={}), {f'state_dict/{name}': saved for name, saved in tensors_in(path).items()}
+    return load_rest(path), tensors_in(path)
 
 
 def is_whole(path: str | os.PathLike, wanted: Mapping[str, Any]) -> bool:

@@ -5,13 +5,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmzero.config import ZeroConfig, section, without_auto
-from mmzero.config.engine_options import DTYPE_SECTIONS
+from mmzero.config.engine_options import DTYPE_SECTIONS, PATH
 from mmzero.config.reader import DTYPES, is_number
 from mmzero.engines.deepspeed.schedulers import scheduler_fault
 from mmzero.engines.options import Training
 from mmzero.errors import ConfigError
-
-OPTIONS = 'model_wrapper_cfg.engine_options'
 
 
 def check_training(training: Training, config: ZeroConfig) -> None:
@@ -34,7 +32,7 @@ def check_training(training: Training, config: ZeroConfig) -> None:
         *scheduler_fault(options, training),
     ]
     if found:
-        raise ConfigError([f'{OPTIONS}.{path}: {why}' for path, why in found])
+        raise ConfigError([f'{PATH}.{path}: {why}' for path, why in found])
 
 
 Found = Iterator[tuple[str, str]]

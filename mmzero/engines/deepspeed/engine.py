@@ -23,6 +23,7 @@ from mmzero.engines.deepspeed.optimizer_state import gather_state, scatter_state
 from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank, without_memory_reports
 from mmzero.engines.deepspeed.precision import HALF, HalfPrecision, autocast_inside
 from mmzero.engines.deepspeed.refusals import (
+    NO_SHARDS,
     check_autocast,
     check_clip,
     check_config,
@@ -263,8 +264,3 @@ class DeepSpeedEngine(Engine):
     def load_scaler_state(self, state: dict[str, Any]) -> None:
         if self.scaler is not None:
             self.scaler.load(state)
-
-
-NO_SHARDS = (
-    "checkpoint.format: 'sharded' is not supported yet under engine='deepspeed'; use checkpoint=dict(format='full')"
-)

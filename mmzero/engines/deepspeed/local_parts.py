@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mmzero.engines.deepspeed.fragments import Fragments
+from mmzero.engines.deepspeed.refusals import NO_SHARDS
 from mmzero.engines.deepspeed.weights import Weights
 from mmzero.engines.local_parts import LocalParts
-from mmzero.errors import PlanError
+from mmzero.errors import CheckpointError
 
 
 class FragmentParts(LocalParts):
@@ -45,4 +46,4 @@ class FragmentParts(LocalParts):
 
     @override
     def sharded(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        raise PlanError("checkpoint.format: 'sharded' is not supported yet under engine='deepspeed'")
+        raise CheckpointError(NO_SHARDS)

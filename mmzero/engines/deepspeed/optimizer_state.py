@@ -8,8 +8,17 @@ from torch import Tensor, nn
 
 from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.groups import AllGroups
+from mmzero.engines.materialize import broadcast
 from mmzero.engines.meeting import meet
-from mmzero.engines.state import ADVICE, check_groups, check_names, on_devices_of
+from mmzero.engines.state import (
+    ADVICE,
+    Whole,
+    check_groups,
+    check_names,
+    described_state,
+    on_devices_of,
+    refuse_other,
+)
 from mmzero.errors import CheckpointError
 
 
@@ -64,12 +73,15 @@ def scatter_state(groups: AllGroups, fragments: Fragments, full: dict[str, Any],
     Raises:
         CheckpointError: On every rank, if the groups or the kind of optimizer do not fit.
     """
-    box = [_described(full)] if dist.get_rank() == 0 else [None]
+    box = [described_state(full, _has_elements)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box, src=0)
     described: dict[str, Any] = box[0]  # type: ignore[assignment]
     check_groups(groups.as_of_model(), described['param_groups'])
     check_names(described.get('param_names', names), names)
-    _check_defaults(groups, described['param_groups'])
+    refuse_other(
+        groups.inner,
+        [key for key in groups.defaults if any(key not in group for group in described['param_groups'])],
+    )
     for group, saved in zip(groups.param_groups, described['param_groups'], strict=True):
         group.update(on_devices_of({key: value for key, value in saved.items() if key != 'params'}, group))
     plain = _plain_entries(groups, fragments, described['state'])
@@ -80,36 +92,9 @@ def scatter_state(groups: AllGroups, fragments: Fragments, full: dict[str, Any],
     _link(fragments.zero)
 
 
-class _Shaped:
-    """What stands for a tensor that comes by itself.
-
-    Args:
-        tensor (Tensor): The tensor.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.dtype = tensor.shape, tensor.dtype
-
-
-def _described(full: dict[str, Any]) -> dict[str, Any]:
-    """Everything but tensors that have elements to be cut."""
-    state = {
-        index: {
-            name: _Shaped(value) if isinstance(value, Tensor) and value.dim() else value
-            for name, value in entries.items()
-        }
-        for index, entries in full['state'].items()
-    }
-    return dict(full, state=state)
-
-
-def _check_defaults(groups: AllGroups, saved: list[dict[str, Any]]) -> None:
-    missing = [key for key in groups.defaults if any(key not in group for group in saved)]
-    if missing:
-        raise CheckpointError(
-            f"the checkpoint holds another optimizer than this run's {type(groups.inner).__name__}: it has no "
-            f'{", ".join(map(repr, missing))}; {ADVICE}'
-        )
+def _has_elements(value: Any) -> bool:
+    """Whether it is cut; of a counter DeepSpeed has one for all parameters of a flat tensor."""
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 def _plain_entries(groups: AllGroups, fragments: Fragments, state: dict[int, dict[str, Any]]) -> dict[int, dict]:
@@ -118,7 +103,7 @@ def _plain_entries(groups: AllGroups, fragments: Fragments, state: dict[int, dic
     for index, param in enumerate(_all(groups)):
         if param not in fragments.of:
             continue
-        plain = {name: value for name, value in state.get(index, {}).items() if not isinstance(value, _Shaped)}
+        plain = {name: value for name, value in state.get(index, {}).items() if not isinstance(value, Whole)}
         before = found.setdefault(fragments.of[param].group, plain)
         if {name: float(value) for name, value in before.items()} != {k: float(v) for k, v in plain.items()}:
             raise CheckpointError(
@@ -139,17 +124,17 @@ def _scatter_entries(
     for name, value in plain[fragment.group].items():
         state[name] = value.clone() if isinstance(value, Tensor) else value
     for name, entry in entries.items():
-        if not isinstance(entry, _Shaped):
+        if not isinstance(entry, Whole):
             continue
-        if entry.shape != fragment.shape:
+        if entry.shape != tuple(fragment.shape):
             raise CheckpointError(
-                f"{name} of the checkpoint's optimizer has shape {tuple(entry.shape)}, the parameter "
+                f"{name} of the checkpoint's optimizer has shape {entry.shape}, the parameter "
                 f'{tuple(fragment.shape)}: another optimizer, or another order of parameters; {ADVICE}'
             )
         whole = torch.empty(entry.shape, dtype=entry.dtype, device=fragments.device)
         if dist.get_rank() == 0:
             whole.copy_(source[name])
-        dist.broadcast(whole, src=0)
+        broadcast(whole)
         if name not in state or not isinstance(state[name], Tensor) or state[name].shape != flat.shape:
             state[name] = torch.zeros_like(flat, dtype=entry.dtype, requires_grad=False)
         fragment.of(state[name]).copy_(fragments.cut(param, whole))

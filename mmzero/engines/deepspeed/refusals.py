@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mmzero.config import ZeroConfig, section, without_auto
+from mmzero.config.engine_options import PATH as OPTIONS
 from mmzero.engines.deepspeed.build_lock import check_build_locks
 from mmzero.engines.deepspeed.keys import key_faults
 from mmzero.engines.deepspeed.precision import HALF
@@ -17,8 +18,11 @@ from mmzero.engines.options import Clip
 from mmzero.errors import ConfigError, PlanError
 
 _PATH = 'model_wrapper_cfg'
-OPTIONS = f'{_PATH}.engine_options'
 _INSTEAD = "or use engine='fsdp2'"
+
+NO_SHARDS = (
+    "checkpoint.format: 'sharded' is not supported yet under engine='deepspeed'; use checkpoint=dict(format='full')"
+)
 
 
 def check_config(config: ZeroConfig, deepspeed: Any) -> None:

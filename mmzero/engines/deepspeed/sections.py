@@ -68,6 +68,21 @@ WITHIN: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
 """The same of keys in sections."""
 
 
+def section_fault(path: str, value: Any) -> str | None:
+    """Say why a key is not passed on.
+
+    Args:
+        path (str): Of a section, or of a key in one, with a dot.
+        value (Any): What it says.
+
+    Returns:
+        str, optional: What to do; None where it is passed on.
+    """
+    outer, _, name = path.partition('.')
+    is_meant, why = (WITHIN.get(outer, {}).get(name) if name else SECTIONS.get(outer)) or (lambda value: False, '')
+    return why if is_meant(value) else None
+
+
 def section_faults(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Find what is not passed on.
 
@@ -77,11 +92,9 @@ def section_faults(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     Yields:
         tuple[str, str]: Path in the options, and what to do.
     """
-    for name, (is_meant, why) in SECTIONS.items():
-        if is_meant(options.get(name)):
-            yield name, why
-    for outer, keys in WITHIN.items():
-        given = section(options, outer)
-        for name, (is_meant, why) in keys.items():
-            if is_meant(given.get(name)):
-                yield f'{outer}.{name}', why
+    places = {name: options.get(name) for name in SECTIONS}
+    places |= {f'{outer}.{name}': section(options, outer).get(name) for outer, keys in WITHIN.items() for name in keys}
+    for path, value in places.items():
+        why = section_fault(path, value)
+        if why is not None:
+            yield path, why

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.precision import HALF
-from mmzero.engines.meeting import meet
-from mmzero.engines.state import gather
+from mmzero.engines.materialize import broadcast
+from mmzero.engines.state import gather, gather_tensors, scatter_tensors
 
 
 class Weights:
@@ -88,14 +88,7 @@ class Weights:
         Returns:
             dict[str, Tensor]: Full CPU tensors on rank 0; empty on other ranks.
         """
-        meet("gather the model's weights")
-        found: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            part = None if parts is None else parts[name]
-            full = self._gather(tensor, part) if isinstance(tensor, Tensor) else tensor
-            if dist.get_rank() == 0:
-                found[name] = full  # type: ignore[assignment]
-        return found
+        return gather_tensors(tensors, lambda name, tensor: self._gather(tensor, (parts or {}).get(name)))
 
     def _gather(self, tensor: Tensor, part: Tensor | None) -> Tensor | None:
         param: Any = tensor
@@ -118,17 +111,17 @@ class Weights:
             parts (Mapping[str, Tensor], optional): This rank's fragments, such as averages, which are filled instead;
                 frozen parameters are left alone. Defaults to None: the model is filled.
         """
-        meet("load the model's weights")
-        names = [[name for name, target in targets.items() if name in full and isinstance(target, Tensor)]]
-        dist.broadcast_object_list(names, src=0)
-        for name in names[0]:
-            whole = self._broadcast(targets[name], full.get(name))
+
+        def one(name: str, target: Tensor, source: Tensor | None) -> None:
+            whole = self._broadcast(target, source)
             if parts is None:
-                self._fill(targets[name], whole)
-            elif self._is_trained(targets[name]):
-                parts[name].detach().copy_(self.fragments.cut(targets[name], whole))  # type: ignore[union-attr]
-            elif not isinstance(targets[name], nn.Parameter):
+                self._fill(target, whole)
+            elif self.fragments is not None and target in self.fragments.of:
+                parts[name].detach().copy_(self.fragments.cut(target, whole))  # type: ignore[arg-type]
+            elif not isinstance(target, nn.Parameter):
                 parts[name].detach().copy_(whole)
+
+        scatter_tensors(targets, full, one)
 
     def _is_trained(self, tensor: Tensor) -> bool:
         return self.fragments is not None and tensor in self.fragments.of
@@ -139,8 +132,7 @@ class Weights:
         whole = torch.empty(shape, dtype=torch.float32 if is_rounded else target.dtype, device=self.device)
         if dist.get_rank() == 0 and source is not None:
             whole.copy_(source)
-        # As bytes: backends do not know every dtype.
-        dist.broadcast(whole.view(-1).view(torch.uint8), src=0)
+        broadcast(whole)
         return whole
 
     @torch.no_grad()

@@ -159,7 +159,8 @@ def shard_unit(
 ) -> list[nn.Parameter]:
     """Shard a unit that is real on rank 0 alone, and send each rank its shards. Collective.
 
-    Memory: a rank other than 0 holds no more than its shards, and one parameter while that is sent.
+    Memory: on a CPU a rank other than 0 holds no more than its shards, and one parameter while that is sent; on a GPU
+    the unit is allocated whole, for a moment.
 
     Args:
         sharding (UnitSharding): What shards it.

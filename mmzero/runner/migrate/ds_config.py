@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mmzero.config.engine_options import wrapper_fields_of
+from mmzero.engines.deepspeed.sections import SECTIONS
 from mmzero.runner.migrate.draft import Answer, Draft, lost, needless
 from mmzero.runner.migrate.ds_precision import PRECISION_ANSWERS, on_optimizers, pass_through
 from mmzero.runner.migrate.ds_zero import migrate_zero
@@ -46,7 +48,7 @@ def _zero(draft: Draft, path: str, value: Any) -> None:
 
 
 def _communication(draft: Draft, path: str, value: Any) -> None:
-    name = {'fp32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16', 'bfp16': 'bfloat16'}.get(value)
+    name = next((item for *_, item in wrapper_fields_of(dict(communication_data_type=value))), None)
     if name == 'float32':
         draft.needless(path, value, 'gradients are reduced in float32 by default')
     elif name is None or draft.stage == 0:
@@ -76,35 +78,20 @@ _OTHER_TRAINING = 'it changes how a model is trained, and only DeepSpeed has it'
 # `zero_optimization`, `fp16` and `bf16` DeepSpeed gets what mmzero has no field for.
 NOT_PASSED = frozenset(
     {
+        *SECTIONS,
         'zero_optimization',
         'gradient_clipping',
         'gradient_accumulation_steps',
-        'managed_gradient_accumulation',
         'train_micro_batch_size_per_gpu',
         'train_batch_size',
         'fp16',
         'bf16',
         'bfloat16',
         'amp',
-        'torch_autocast',
         'communication_data_type',
         'optimizer',
         'scheduler',
-        'activation_checkpointing',
         'steps_per_print',
-        'autotuning',
-        'checkpoint',
-        'compile',
-        'data_efficiency',
-        'dataloader_drop_last',
-        'datastates_ckpt',
-        'expert_parallel',
-        'hybrid_engine',
-        'pipeline',
-        'sequence_parallel_size',
-        'tensor_parallel',
-        'use_data_before_expert_parallelism',
-        'weight_quantization',
     }
 )
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mmzero.config.engine_options import PATH as OPTIONS
+from mmzero.engines.deepspeed.sections import section_fault
 from mmzero.runner.migrate.draft import Answer, Draft, answer_all, lost, needless
 from mmzero.runner.migrate.values import dtype_name
 
-OPTIONS = 'model_wrapper_cfg.engine_options'
-
 
 def pass_through(draft: Draft, path: str, value: Any, key: str) -> None:
-    """Hand a key on to DeepSpeed.
+    """Hand a key on to DeepSpeed, unless its engine refuses it.
 
     Args:
         draft (Draft): Takes the outcome.
@@ -18,7 +18,11 @@ def pass_through(draft: Draft, path: str, value: Any, key: str) -> None:
         value (Any): What it says.
         key (str): Its place in DeepSpeed's config, with dots.
     """
-    draft.becomes(path, value, {f'{OPTIONS}.{key}': value}, "DeepSpeed's own, which gets it as it is")
+    refused = section_fault(key, value)
+    if refused is not None:
+        draft.lost(path, value, refused)
+    else:
+        draft.becomes(path, value, {f'{OPTIONS}.{key}': value}, "DeepSpeed's own, which gets it as it is")
 
 
 def _rest(draft: Draft, path: str, given: Mapping[str, Any], key: str, answers: Mapping[str, Answer]) -> None:

@@ -72,6 +72,9 @@ def _offload(draft: Draft, path: str, name: str, value: Any) -> dict[str, Any]:
     if draft.engine == 'deepspeed' and field == 'params' and draft.stage != 3:
         draft.lost(path, value, 'DeepSpeed offloads parameters at stage 3 alone')
         return {}
+    if device == 'nvme' and field == 'optimizer':
+        draft.lost(path, value, "not supported yet, since what is swapped out could not be saved; 'cpu' is there")
+        return {}
     targets = {f'model_wrapper_cfg.offload.{field}': device}
     if device == 'nvme' and folder is not None:
         targets['model_wrapper_cfg.offload.nvme_path'] = str(folder)
@@ -106,7 +109,7 @@ def _ignore_unused(draft: Draft, path: str, value: Any) -> None:
 
 def _quantized(draft: Draft, path: str, value: Any) -> None:
     if value:
-        draft.lost(path, value, 'FSDP2 has no quantised collectives (ZeRO++); --engine deepspeed keeps them')
+        draft.lost(path, value, 'FSDP2 has no quantised collectives (ZeRO++)')
     else:
         draft.needless(path, value, 'nothing is quantised')
 
@@ -202,5 +205,5 @@ ZERO_ANSWERS: dict[str, Answer] = {
     'log_trace_cache_warnings': needless('there is no trace of the order of modules'),
     'enable_sanity_checks': needless("they are of DeepSpeed's own code"),
     'save_muon_momentum_buffer_in_memory': needless("it is for DeepSpeed's Muon"),
-    'zenflow': lost("it is DeepSpeed's own; --engine deepspeed keeps it"),
+    'zenflow': lost("it is DeepSpeed's own, and not supported yet"),
 }

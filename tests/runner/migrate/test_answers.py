@@ -297,7 +297,7 @@ def test_deepspeeds_optimizers() -> None:
 
 def test_deepspeed_as_the_engine_gets_what_mmzero_has_no_field_for() -> None:
     offload = dict(device='nvme', nvme_path='/nvme', buffer_count=4)
-    group = dict(stage=3, offload_optimizer=offload, overlap_comm=True, zero_hpz_partition_size=8)
+    group = dict(stage=3, offload_param=offload, overlap_comm=True, sub_group_size=1024)
     cfg = deepspeed(
         zero_optimization=group,
         aio=dict(block_size=1048576),
@@ -309,17 +309,28 @@ def test_deepspeed_as_the_engine_gets_what_mmzero_has_no_field_for() -> None:
         type='ZeroModelWrapper',
         engine='deepspeed',
         stage=3,
-        offload=dict(optimizer='nvme', nvme_path='/nvme'),
+        offload=dict(params='nvme', nvme_path='/nvme'),
         engine_options=dict(
-            zero_optimization=dict(
-                offload_optimizer=dict(buffer_count=4), overlap_comm=True, zero_hpz_partition_size=8
-            ),
+            zero_optimization=dict(offload_param=dict(buffer_count=4), overlap_comm=True, sub_group_size=1024),
             bf16=dict(immediate_grad_update=True),
             aio=dict(block_size=1048576),
         ),
     )
     assert made.cfg['optim_wrapper']['clip_grad'] == dict(max_norm=1.0)
     assert made.cfg['find_unused_parameters'] is False
+
+
+def test_what_the_engine_refuses_is_not_handed_on() -> None:
+    group = dict(stage=3, zero_hpz_partition_size=8, zero_quantized_weights=True, overlap_comm=True)
+    group |= dict(offload_optimizer=dict(device='nvme', nvme_path='/nvme'))
+    cfg = deepspeed(zero_optimization=group, bf16=dict(enabled=True, check_grad_overflow=False), autotuning={})
+    made = migrate_config(cfg, engine='deepspeed')
+    assert made.cfg['model_wrapper_cfg']['engine_options'] == dict(zero_optimization=dict(overlap_comm=True))
+    assert 'offload' not in made.cfg['model_wrapper_cfg']
+    found = {note.path.rsplit('.', 1)[-1]: note for note in made.notes}
+    names = ('zero_hpz_partition_size', 'zero_quantized_weights', 'check_grad_overflow', 'offload_optimizer')
+    assert {found[name].kind for name in names} == {LOST}
+    assert 'which mmzero cannot save yet' in found['zero_hpz_partition_size'].why
 
 
 @pytest.mark.parametrize(
