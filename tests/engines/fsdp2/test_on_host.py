@@ -24,7 +24,7 @@ from mmzero.engines.fsdp2.views import Held, OneByOne
 from mmzero.engines.gradients import any_nonfinite, norms_by_part
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loss_scaler import LossScaler
-from mmzero.engines.state import _scatter_entry, _Whole, gather, scatter
+from mmzero.engines.state import Whole, _scatter_entry, gather, scatter
 
 GPU = torch.device('cuda', 0)
 
@@ -115,7 +115,7 @@ def test_saved_and_loaded(collectives: OnlyOfGPU) -> None:
     assert whole.shape == (8, 3)
     assert whole.device.type == 'cpu'
     scatter(param, whole)
-    entry = _scatter_entry(param, _Whole((8, 3), torch.float32), whole)
+    entry = _scatter_entry(param, Whole((8, 3), torch.float32), whole)
     assert local(entry).device.type == 'cpu'
     assert local(entry).shape == (4, 3)
     assert collectives.count == 3
