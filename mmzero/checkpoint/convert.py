@@ -2,13 +2,11 @@
 
 import difflib
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from mmzero.checkpoint.plain import plain
@@ -17,8 +15,7 @@ from mmzero.checkpoint.safetensors_files import import_safetensors
 from mmzero.checkpoint.scratch import Scratch, scratch_beside
 from mmzero.checkpoint.sharded.folder import check_sums, is_sharded
 from mmzero.checkpoint.sharded.layout import OPTIMIZER, WEIGHTS, join, optimizer_prefix, optimizers_in, split
-from mmzero.checkpoint.sharded.load import complete, load_rest, tensors_in
-from mmzero.checkpoint.sharded.reader import SafeReader
+from mmzero.checkpoint.sharded.load import complete, fill_alone, load_rest, tensors_in
 from mmzero.checkpoint.sharded.save import save_sharded
 from mmzero.checkpoint.write import write_checkpoint, written_whole
 from mmzero.engines import by_name, by_number
@@ -112,10 +109,7 @@ def whole_checkpoint(
         rest.pop(entry, None)
         known = {name: saved for name, saved in known.items() if not name.startswith((f'{entry}/', f'{entry}.'))}
     tensors = {name: scratch.empty(saved.shape, saved.dtype) for name, saved in known.items()}
-    with warnings.catch_warnings():
-        # That there are no other ranks is what is meant.
-        warnings.filterwarnings('ignore', message='torch.distributed is disabled')
-        dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
+    fill_alone(tensors, folder)
     return _joined(rest, tensors)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mmzero.checkpoint.names import is_extra_state
+from mmzero.engines import is_meta
 
 # Those of FSDP2 and of mmzero cut or gather.
 _ENGINES = ('torch.distributed.', 'mmzero.')
@@ -57,7 +58,7 @@ def taken_by(model: nn.Module, state: Mapping[str, Any]) -> Taken:
         own = _targets(module)
         # A model may save under other names than those of its modules.
         called = {name: saved_as.get(id(target), prefix + name) for name, target in own.items()}
-        for name in [name for name in module._buffers.keys() & own.keys() if _is_meta(given.get(prefix + name))]:
+        for name in [name for name in module._buffers.keys() & own.keys() if is_meta(given.get(prefix + name))]:
             module._buffers[name] = torch.empty_like(own[name], device='meta')
         with _real(module) if _loads_by_itself(module) and _all_real(own, given, prefix) else _nothing():
             before = {name: buffer.clone() for name, buffer in own.items() if not isinstance(buffer, nn.Parameter)}
@@ -122,11 +123,7 @@ def _loads_by_itself(module: nn.Module) -> bool:
 
 
 def _all_real(own: Mapping[str, Tensor], given: Mapping[str, Any], prefix: str) -> bool:
-    return not any(_is_meta(given.get(prefix + name)) for name in own)
-
-
-def _is_meta(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta
+    return not any(is_meta(given.get(prefix + name)) for name in own)
 
 
 @contextmanager

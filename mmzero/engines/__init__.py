@@ -4,6 +4,7 @@ from mmzero.engines.agreed_stop import AgreedStop
 from mmzero.engines.base import Engine
 from mmzero.engines.build import build_engine, engine_class
 from mmzero.engines.closure import NO_CLOSURE, needs_closure
+from mmzero.engines.flat_shard import SHARDS, FlatShard, is_meta
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop, failed
@@ -20,9 +21,11 @@ from mmzero.engines.whole_weights import accept_whole_tensors
 __all__ = [
     'LAUNCHERS',
     'NO_CLOSURE',
+    'SHARDS',
     'AgreedStop',
     'Clip',
     'Engine',
+    'FlatShard',
     'Forecast',
     'LocalParts',
     'Loop',
@@ -38,6 +41,7 @@ __all__ = [
     'failed',
     'from_rank0',
     'init_process_group',
+    'is_meta',
     'is_on_first_node',
     'materialize_outside',
     'meet',

@@ -35,7 +35,8 @@ In val and test: ``following_forwards`` around a loop of which ranks may have di
 engine's forwards communicate, a rank that has no more takes part in those of others.
 
 Between steps, collective: ``model_state``, ``optimizer_state`` and their ``load_`` counterparts, and by shards
-``sharded_state``, ``optimizer_shards`` and its counterpart. The next step starts from what was loaded.
+``sharded_state`` and ``state_to_save``, ``optimizer_shards`` and its counterpart. The next step starts from what was
+loaded.
 ``scaler_state`` is the same on every rank and needs no collective.
 """
 
@@ -115,9 +116,6 @@ class Engine(ABC):
 
     reduces_root = False
     """Whether what is in no unit gets ``precision.param_dtype`` too."""
-
-    saves_shards = True
-    """Whether each rank can write its part of a checkpoint, and read it."""
 
     def __init__(self, config: ZeroConfig, device: torch.device) -> None:
         self.config = config
@@ -365,11 +363,8 @@ class Engine(ABC):
         Returns:
             dict[str, Tensor]: Clean names to full CPU tensors on rank 0; empty on other ranks.
         """
-        return gather_tensors(self._state_of(only))
-
-    def _state_of(self, only: Collection[str] | None) -> dict[str, Tensor]:
         state = self.sharded_state()
-        return state if only is None else {name: value for name, value in state.items() if name in only}
+        return gather_tensors(state if only is None else {n: value for n, value in state.items() if n in only})
 
     def load_model_state(self, state: dict[str, Tensor]) -> None:
         """Fill parameters and persistent buffers from rank 0's full tensors. Collective.
@@ -380,10 +375,24 @@ class Engine(ABC):
         scatter_tensors(self.sharded_state(), state)
 
     def sharded_state(self) -> dict[str, Tensor]:
-        """The model's own state dict on this rank."""
+        """What this rank holds of the model: what it reads of a checkpoint goes into the same memory.
+
+        Returns:
+            dict[str, Tensor]: By the names of the model's state dict, a shard (one of :data:`mmzero.engines.SHARDS`),
+            or what each rank has whole; on meta what only :meth:`load_model_state` can fill.
+        """
         if self.model is None:
             raise RuntimeError('the engine has sharded no model yet')
         return self.model.state_dict()
+
+    def state_to_save(self) -> dict[str, Tensor]:
+        """What this rank writes of the model, into a checkpoint in parts. Collective.
+
+        Returns:
+            dict[str, Tensor]: Shards and whole tensors by the names of the model's state dict; what rank 0 alone has
+            only there.
+        """
+        return self.sharded_state()
 
     def optimizer_state(self) -> dict[str, Any]:
         """Gather the optimizer's state, one tensor at a time, in torch's own layout. Collective.

@@ -65,9 +65,20 @@ class LocalParts:
             state (dict[str, Tensor]): This rank's parts by the names of the mirror's state dict.
 
         Returns:
-            dict[str, Tensor]: A DTensor where the model's parameter is one.
+            dict[str, Tensor]: As :meth:`mmzero.engines.Engine.sharded_state`.
         """
         return {name: self._sharded(name, part) for name, part in state.items()}
+
+    def to_save(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What this rank writes of tensors laid out as the mirror's, into a checkpoint in parts. Collective.
+
+        Args:
+            state (dict[str, Tensor]): This rank's parts by the names of the mirror's state dict.
+
+        Returns:
+            dict[str, Tensor]: As :meth:`mmzero.engines.Engine.state_to_save`.
+        """
+        return self.sharded(state)
 
     def _sharded(self, name: str, part: Tensor) -> Tensor:
         like: Any = self._params.get(name)

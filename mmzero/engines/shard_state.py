@@ -88,7 +88,7 @@ def by_number(
     entries: Mapping[Any, Mapping[str, Any]],
     shards: Mapping[Any, Iterable[str]],
     param_names: Sequence[Sequence[str]],
-    shard: Callable[[str], Tensor],
+    shard: Callable[[str], Any],
 ) -> dict[Any, dict[str, Any]]:
     """Undo :func:`by_name`, for a file or for ranks with other numbers.
 
@@ -96,7 +96,7 @@ def by_number(
         entries (Mapping): By parameter.
         shards (Mapping[Any, Iterable[str]]): Names of entries that were taken out, by parameter.
         param_names (Sequence[Sequence[str]]): Names of parameters, by groups, whose order gives the numbers.
-        shard (Callable[[str], Tensor]): Gives what was taken out by 'PARAMETER.ENTRY'.
+        shard (Callable[[str], Any]): Gives what was taken out by 'PARAMETER.ENTRY'.
 
     Returns:
         dict: The state as ``Optimizer.state_dict`` has it.

@@ -10,6 +10,7 @@ from mmengine.logging import print_log
 from mmengine.registry import MODELS
 
 from mmzero.checkpoint import SavedTensor, load_saved
+from mmzero.engines import is_meta
 from mmzero.hooks.before import put_before
 from mmzero.wrappers import ZeroModelWrapper
 
@@ -55,7 +56,8 @@ class ShardedEMA(EMAHook):
         saved = {name: value for name, value in whole.items() if isinstance(value, SavedTensor)}
         if saved:
             own = self.parts.sharded({name: target for name, target in targets.items() if name in saved})
-            load_saved([(saved[name], target) for name, target in own.items()])
+            # What is frozen and on meta is the model's, which has been loaded.
+            load_saved([(saved[name], target) for name, target in own.items() if not is_meta(target)])
         else:
             self.parts.scatter(targets, whole)
 
@@ -81,8 +83,8 @@ class ShardedEMA(EMAHook):
         self._gathered = {'steps': state['steps'].cpu(), **{f'module.{name}': value for name, value in whole.items()}}
 
     def share(self) -> None:
-        """Have the averaged weights for a checkpoint into which every rank writes its own part."""
-        shards = self.parts.sharded(self.ema_model.module.state_dict())
+        """Have the averaged weights for a checkpoint into which every rank writes its own part. Collective."""
+        shards = self.parts.to_save(self.ema_model.module.state_dict())
         steps = int(self.ema_model.steps)
         self._gathered = {'steps': steps, **{f'module.{name}': value for name, value in shards.items()}}
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from mmengine.registry import MODELS
 
 from mmzero.config import Faults, ZeroConfig, read_checkpoint_config, read_zero_config
-from mmzero.engines import LAUNCHERS, engine_class, is_on_first_node, world_size_of
+from mmzero.engines import LAUNCHERS, is_on_first_node, world_size_of
 from mmzero.errors import near_names
 from mmzero.runner.model_check import check_model
 from mmzero.runner.optim_check import check_optim_wrappers, check_schedulers, check_several_schedulers
@@ -114,9 +114,6 @@ def _check_saving(cfg: dict, config: ZeroConfig, faults: Faults) -> None:
     saving = read_checkpoint_config(cfg.get('checkpoint'), faults)
     if saving.format != 'sharded':
         return
-    if not engine_class(config).saves_shards:
-        why = f"'sharded' is not supported yet under engine={config.engine!r}; use checkpoint=dict(format='full')"
-        faults.add('checkpoint.format', why)
     hooks = cfg.get('default_hooks')
     hook = hooks.get('checkpoint') if isinstance(hooks, Mapping) else None
     if not isinstance(hook, Mapping):

@@ -12,7 +12,6 @@ from mmengine.fileio import LocalBackend, get_file_backend, join_path
 from mmengine.model import BaseTTAModel
 from mmengine.utils import get_git_hash
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mmzero.checkpoint import (
     BackgroundSave,
@@ -35,6 +34,7 @@ from mmzero.checkpoint import (
     placeholders,
     plain,
     random_state,
+    read_alone,
     read_checkpoint,
     save_sharded,
     split,
@@ -43,8 +43,7 @@ from mmzero.checkpoint import (
 )
 from mmzero.checkpoint.convert import export_weights
 from mmzero.config import CheckpointConfig
-from mmzero.engines import from_rank0, meet, on_rank0, together
-from mmzero.errors import CheckpointError
+from mmzero.engines import SHARDS, from_rank0, is_meta, meet, on_rank0, together
 from mmzero.hooks import PreemptionHook, ShardedEMA, ZeroCheckpointHook, note_last
 from mmzero.runner.data_position import position_of
 from mmzero.runner.resuming import ResumeMixin
@@ -59,7 +58,6 @@ class CheckpointMixin(ResumeMixin):
     model: Any
     _read: tuple[str, dict] | None
     saves_shards: bool
-    has_shards: bool
     saving: CheckpointConfig
     _background: BackgroundSave | None
     _wrapper: ZeroModelWrapper | None
@@ -102,7 +100,7 @@ class CheckpointMixin(ResumeMixin):
             raise RuntimeError('save_checkpoint: the model is not sharded yet; call train() first')
         engine = self.model.engine
         shards: dict[str, Tensor] = {}
-        state = engine.sharded_state() if self.saves_shards else engine.model_state()
+        state = engine.state_to_save() if self.saves_shards else engine.model_state()
         # A compiled part of the model has a prefix of its own.
         checkpoint['state_dict'] = {clean_name(name): value for name, value in state.items()}
         checkpoint['message_hub'] = self.message_hub.state_dict()
@@ -134,7 +132,7 @@ class CheckpointMixin(ResumeMixin):
         tensors, rest = split(checkpoint)
         if dist.get_rank():
             # Of what ranks hold whole, DCP would take any rank's: running statistics differ.
-            tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+            tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, SHARDS)}
         save = save_sharded if self._background is None else self._background.start
         save({**tensors, **shards}, rest, path)
 
@@ -274,15 +272,9 @@ class CheckpointMixin(ResumeMixin):
 
     def _read_by_shards(self, path: str, model: nn.Module | None = None) -> bool:
         """Say whether each rank reads its shards, by :func:`each_reads`; a model is one that is to be sharded."""
-        if self.has_shards and not (self._wrapper is None and model is None):
-            return each_reads(path, None if model is None else model.state_dict())
-        sharded = from_rank0(lambda: is_sharded(path))
-        if sharded and not self.has_shards:
-            raise CheckpointError(
-                f'{path} is a sharded checkpoint, which the engine of this run does not read yet; turn it into one '
-                f'file with: python tools/convert_checkpoint.py {path} {path}.pth'
-            )
-        return sharded
+        if self._wrapper is None and model is None:
+            return from_rank0(lambda: is_sharded(path))
+        return each_reads(path, None if model is None else model.state_dict())
 
     def _load_shards(self, folder: str, strict: bool, revise_keys: Sequence[tuple[str, str]]) -> dict[str, Any]:
         """Load weights of which each rank reads what it holds."""
@@ -296,10 +288,13 @@ class CheckpointMixin(ResumeMixin):
         wanted = self._wrapper.engine.sharded_state()
         model = bare_model(self.model)
         fitting = fitting_shards(model, wanted, checkpoint['state_dict'], folder, strict, revise_keys)
-        load_saved([(saved, wanted[name]) for name, saved in fitting.items() if isinstance(saved, SavedTensor)])
-        # What a hook has put there.
+        by_shards = {name: saved for name, saved in fitting.items() if isinstance(saved, SavedTensor)}
+        apart = {name: by_shards.pop(name) for name in list(by_shards) if is_meta(wanted[name])}
+        load_saved([(saved, wanted[name]) for name, saved in by_shards.items()])
+        # What a hook has put there, and what no rank reads by itself.
         given = {name: value for name, value in fitting.items() if not isinstance(value, SavedTensor)}
-        if given:
+        given |= (on_rank0(lambda: read_alone(apart)) if apart else None) or {}
+        if given or apart:
             self._wrapper.engine.load_model_state(given)
         self._wrapper.engine.refresh()
         _load_extra_states(model, wanted, checkpoint['state_dict'], revise_keys)

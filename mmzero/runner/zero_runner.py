@@ -19,8 +19,8 @@ from torch import nn
 
 from mmzero._compat import build_with_meta_parameters
 from mmzero.checkpoint import BackgroundSave, nothing_loaded, pretrained_loading
-from mmzero.config import Faults, read_checkpoint_config, read_zero_config
-from mmzero.engines import engine_class, failed, init_process_group, on_rank0, started
+from mmzero.config import Faults, read_checkpoint_config
+from mmzero.engines import failed, init_process_group, on_rank0, started
 from mmzero.errors import ConfigError, DataError
 from mmzero.hooks import (
     HostMemoryHook,
@@ -101,8 +101,6 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         # The check tells its faults.
         self.saving = read_checkpoint_config(cfg.get('checkpoint'), Faults())
         self.saves_shards = self.saving.format == 'sharded'
-        config = read_zero_config(self._wrapper_fields, 'model_wrapper_cfg', Faults())
-        self.has_shards = engine_class(config).saves_shards
         self._background = BackgroundSave() if self.saving.async_save else None
         self._is_merged = False
         self._proven: set[str] = set()

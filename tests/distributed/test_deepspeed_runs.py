@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
-from mmzero.errors import CheckpointError
+from mmzero.checkpoint import save_sharded
 from tests.distributed.cases import Faults, differing, merged
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel, toy_batch
@@ -109,19 +109,22 @@ def no_batch_at_all(stage: int) -> list[str]:
     return [] if all(map(torch.equal, found, wanted)) and len(found) == len(own) else ['other predictions']
 
 
-def given_weights(folder: str, stage: int) -> list[str]:
-    """Files that each rank would read by itself come through rank 0, and are there after a step with lr 0."""
-    if dist.get_rank() == 0:
-        torch.manual_seed(1)
-        save_file({name: value.clone() for name, value in Plain().state_dict().items()}, f'{folder}.safetensors')
+def given_weights(folder: str, stage: int, source: str, half: bool) -> list[str]:
+    """Files of which each rank reads its part are there after a step with lr 0, loaded before the start and after."""
+    torch.manual_seed(1)
+    given = {name: value.clone() for name, value in Plain().state_dict().items()}
+    if dist.get_rank() == 0 and source.endswith('.safetensors'):
+        save_file(given, source)
+    if not source.endswith('.safetensors'):
+        save_sharded({f'state_dict/{name}': value for name, value in given.items()}, dict(state_dict={}), source)
     dist.barrier()
-    given = load_file(f'{folder}.safetensors')
-    still = dict(optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=0.0, weight_decay=0.0)))
-    first = run(f'{folder}/before', 'deepspeed', stage, 1, load_from=f'{folder}.safetensors', **still)
+    kind = dict(type='AmpOptimWrapper', dtype='bfloat16') if half else dict(type='OptimWrapper')
+    still = dict(optim_wrapper=dict(kind, optimizer=dict(type='AdamW', lr=0.0, weight_decay=0.0)))
+    first = run(f'{folder}/before', 'deepspeed', stage, 1, load_from=source, **still)
     found = first.model.engine.model_state()
     # Once more into one that DeepSpeed has partitioned.
     later = run(f'{folder}/after', 'deepspeed', stage, 1, **still)
-    later.load_checkpoint(f'{folder}.safetensors', strict=True)
+    later.load_checkpoint(source, strict=True)
     later.model.train_step(toy_batch(0), later.optim_wrapper)
     again = later.model.engine.model_state()
     if dist.get_rank():
@@ -135,23 +138,12 @@ def given_weights(folder: str, stage: int) -> list[str]:
     ]
 
 
-def sharded_is_refused(folder: str) -> list[str]:
-    """A sharded checkpoint is named with what to do, on every rank, where DeepSpeed would overwrite what is read."""
-    wrapper = dict(type='ZeroModelWrapper', stage=3, wrap_policy=None)
-    run(f'{folder}/shards', 'fsdp2', 3, 1, cfg=dict(model_wrapper_cfg=wrapper, checkpoint=dict(format='sharded')))
-    faults = []
-    for resume in (False, True):
-        try:
-            run(f'{folder}/{resume}', 'deepspeed', 2, 2, load_from=f'{folder}/shards/epoch_1', resume=resume)
-            faults += [f'resume={resume} is taken']
-        except CheckpointError as error:
-            faults += [] if 'tools/convert_checkpoint.py' in str(error) else [str(error)]
-    return faults
-
-
 def files(folder: str) -> Faults:
-    found: Faults = {f'given, {stage}': given_weights(f'{folder}/{stage}', stage) for stage in (2, 3)}
-    return found | {'sharded': sharded_is_refused(folder)}
+    return {
+        f'{name}, {stage}, {half}': given_weights(f'{folder}/{stage}{half}', stage, f'{folder}/{name}', half)
+        for name in ('weights.safetensors', 'weights')
+        for stage, half in ((2, False), (3, False), (3, True))
+    }
 
 
 def test_files_of_others(tmp_path: Any) -> None:

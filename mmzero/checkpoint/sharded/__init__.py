@@ -11,6 +11,7 @@ from mmzero.checkpoint.sharded.load import (
     load_rest,
     load_saved,
     load_tensors,
+    read_alone,
     tensors_in,
 )
 from mmzero.checkpoint.sharded.save import save_sharded
@@ -25,6 +26,7 @@ __all__ = [
     'is_whole',
     'load_rest',
     'load_saved',
+    'read_alone',
     'load_tensors',
     'newest_complete',
     'optimizer_prefix',

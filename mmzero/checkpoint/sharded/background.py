@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from mmzero._compat import dtensor_as_it_is, local_tensor
 from mmzero.checkpoint.plain import plain
 from mmzero.checkpoint.sharded.save import begin_sharded, write_sharded
+from mmzero.engines import FlatShard
 from mmzero.errors import CheckpointError
 
 
@@ -99,6 +100,8 @@ class BackgroundSave:
 
 
 def _copied(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, FlatShard):
+        return tensor.on_host()
     if isinstance(tensor, DTensor):
         return dtensor_as_it_is(_copied(local_tensor(tensor)), tensor)
     return tensor.detach().to('cpu', copy=True)

@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from mmzero.checkpoint.plain import message_hub_state
 from mmzero.checkpoint.sharded.load import SavedTensor, load_saved
+from mmzero.engines import SHARDS
 from mmzero.errors import CheckpointError
 
 WEIGHTS = ('state_dict', 'ema_state_dict')
@@ -55,7 +55,7 @@ def split(checkpoint: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]
 
 def _without_shards(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Take shards out of what hooks have put into a checkpoint: rank 0's part of one would be of no use."""
-    if isinstance(value, DTensor):
+    if isinstance(value, SHARDS):
         tensors[f'{REST}/{path}'] = value
         return {SHARD: f'{REST}/{path}'}
     if type(value) is dict:

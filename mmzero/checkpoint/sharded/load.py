@@ -1,6 +1,7 @@
 """Loading: each rank reads of each file what its own shards need, on any number of ranks."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,35 @@ def load_saved(pairs: Sequence[tuple[SavedTensor, Tensor]]) -> None:
     """
     if pairs:
         load_tensors({saved.name: target for saved, target in pairs}, pairs[0][0].folder)
+
+
+def read_alone(saved: Mapping[str, SavedTensor]) -> dict[str, Tensor]:
+    """Read whole tensors of one checkpoint. On one rank, without communication.
+
+    Args:
+        saved (Mapping[str, SavedTensor]): Where they were saved, by any names.
+
+    Returns:
+        dict[str, Tensor]: Tensors on the CPU, by these names.
+    """
+    whole = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in saved.items()}
+    if whole:
+        folder = next(iter(saved.values())).folder
+        fill_alone({saved[name].name: tensor for name, tensor in whole.items()}, folder)
+    return whole
+
+
+def fill_alone(targets: dict[str, Tensor], folder: str | os.PathLike) -> None:
+    """Fill whole tensors from a checkpoint. On one rank, without communication.
+
+    Args:
+        targets (dict[str, Tensor]): By their names in the checkpoint; changed in place.
+        folder (str or PathLike): The checkpoint, whose files were checked.
+    """
+    with warnings.catch_warnings():
+        # That there are no other ranks is what is meant.
+        warnings.filterwarnings('ignore', message='torch.distributed is disabled')
+        dcp.load(targets, storage_reader=_reader(folder), no_dist=True)
 
 
 def check_files(folder: str | os.PathLike) -> None:

@@ -28,8 +28,8 @@ def save_sharded(tensors: dict[str, Tensor], rest: dict[str, Any], folder: str |
     exchanges to plan, and one exchange of checksums; no tensor.
 
     Args:
-        tensors (dict[str, Tensor]): Shards (DTensor), the same names on every rank, and whole tensors by name, on each
-            rank that may write them.
+        tensors (dict[str, Tensor]): Shards (one of :data:`mmzero.engines.SHARDS`), the same names on every rank, and
+            whole tensors by name, on each rank that may write them.
         rest (dict): What else there is; rank 0's is written.
         folder (str or PathLike): Where. A checkpoint of that name is replaced once this one is complete.
 

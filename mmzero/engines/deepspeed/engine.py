@@ -19,11 +19,10 @@ from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.groups import AllGroups
 from mmzero.engines.deepspeed.local_parts import FragmentParts
 from mmzero.engines.deepspeed.loss_scale import Scaler
-from mmzero.engines.deepspeed.optimizer_state import gather_state, scatter_state
+from mmzero.engines.deepspeed.optimizer_state import gather_state, load_shards, scatter_state, shards_of_state
 from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank, without_memory_reports
 from mmzero.engines.deepspeed.precision import HALF, HalfPrecision, autocast_inside
 from mmzero.engines.deepspeed.refusals import (
-    NO_SHARDS,
     check_autocast,
     check_clip,
     check_config,
@@ -32,7 +31,7 @@ from mmzero.engines.deepspeed.refusals import (
     check_optimizer,
 )
 from mmzero.engines.deepspeed.swap import SwapFolder
-from mmzero.engines.deepspeed.weights import Weights
+from mmzero.engines.deepspeed.weights import Weights, with_whole
 from mmzero.engines.gradients import describe_losses
 from mmzero.engines.local_parts import LocalParts
 from mmzero.engines.loops import Loop
@@ -40,8 +39,9 @@ from mmzero.engines.materialize import materialize_model
 from mmzero.engines.meeting import meet
 from mmzero.engines.named_state import with_numbers
 from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
+from mmzero.engines.shard_state import LoadShards
 from mmzero.engines.state import group_names
-from mmzero.errors import CheckpointError, ConfigError
+from mmzero.errors import ConfigError
 from mmzero.policies import WrapPlan, WrapPolicy, build_policy
 
 
@@ -66,7 +66,6 @@ class DeepSpeedEngine(Engine):
         ConfigError: If deepspeed is missing, or fields ask for what is not supported.
     """
 
-    saves_shards = False
     reduces_root = True
 
     def __init__(self, config: ZeroConfig, device: torch.device) -> None:
@@ -216,16 +215,24 @@ class DeepSpeedEngine(Engine):
 
     @override
     def sharded_state(self) -> dict[str, Tensor]:
-        # The parameters themselves, since a detached one of stage 3 is empty and knows nothing of its partition.
-        return self._model().state_dict(keep_vars=True)
+        return {name: self.weights.shard(tensor) for name, tensor in self._tensors().items()}
+
+    @override
+    def state_to_save(self) -> dict[str, Tensor]:
+        return with_whole(self.sharded_state(), self.model_state)
 
     @override
     def model_state(self, only: Collection[str] | None = None) -> dict[str, Tensor]:
-        return self.weights.gather(self._state_of(only))
+        tensors = self._tensors()
+        return self.weights.gather(tensors if only is None else {n: t for n, t in tensors.items() if n in only})
 
     @override
     def load_model_state(self, state: dict[str, Tensor]) -> None:
-        self.weights.scatter(self.sharded_state(), state)
+        self.weights.scatter(self._tensors(), state)
+
+    def _tensors(self) -> dict[str, Any]:
+        # The parameters themselves, since a detached one of stage 3 is empty and knows nothing of its partition.
+        return self._model().state_dict(keep_vars=True)
 
     def _model(self) -> nn.Module:
         if self.model is None:
@@ -250,11 +257,13 @@ class DeepSpeedEngine(Engine):
 
     @override
     def optimizer_shards(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        raise CheckpointError(NO_SHARDS)
+        assert_bound(self)
+        return shards_of_state(self.groups, self.fragments, self._group_names())
 
     @override
-    def load_optimizer_shards(self, rest: dict[str, Any], load: Any) -> None:
-        raise CheckpointError(NO_SHARDS)
+    def load_optimizer_shards(self, rest: dict[str, Any], load: LoadShards) -> None:
+        assert_bound(self)
+        load_shards(self.groups, self.fragments, rest, self._group_names(), load)
 
     @override
     def scaler_state(self) -> dict[str, Any]:

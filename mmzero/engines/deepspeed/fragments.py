@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mmzero.engines.flat_shard import FlatShard
+
 
 @dataclass(frozen=True)
 class Fragment:
@@ -74,6 +76,19 @@ class Fragments:
     def entries(self, group: int) -> dict[str, Any]:
         """The optimizer's state of a group."""
         return self.zero.optimizer.state.get(self.flat(group), {})
+
+    def shard(self, param: nn.Parameter, part: Tensor) -> FlatShard:
+        """Show a run of a parameter as a shard.
+
+        Args:
+            param (nn.Parameter): Whose run.
+            part (Tensor): This rank's, flat.
+
+        Returns:
+            FlatShard: The shard, of the same memory.
+        """
+        fragment = self.of[param]
+        return FlatShard(part, fragment.start, fragment.shape)
 
     def gather(self, param: nn.Parameter, part: Tensor) -> Tensor | None:
         """Join the runs of all ranks. Collective.

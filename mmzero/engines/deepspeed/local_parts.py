@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mmzero.engines.deepspeed.fragments import Fragments
-from mmzero.engines.deepspeed.refusals import NO_SHARDS
-from mmzero.engines.deepspeed.weights import Weights
+from mmzero.engines.deepspeed.weights import Weights, with_whole
 from mmzero.engines.local_parts import LocalParts
-from mmzero.errors import CheckpointError
 
 
 class FragmentParts(LocalParts):
@@ -46,4 +44,13 @@ class FragmentParts(LocalParts):
 
     @override
     def sharded(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        raise CheckpointError(NO_SHARDS)
+        return {name: self._shard(self._own.get(name), part) for name, part in state.items()}
+
+    def _shard(self, param: Any, part: Tensor) -> Tensor:
+        if param in self._fragments.of:
+            return self._fragments.shard(param, part)
+        return part if param is None else self._weights.shard(param)
+
+    @override
+    def to_save(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return with_whole(self.sharded(state), lambda names: self.gather({name: state[name] for name in sorted(names)}))

@@ -1,5 +1,6 @@
 """The optimizer's state in the layout of the unsharded optimizer, and back, one tensor at a time."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor, nn
 
 from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.groups import AllGroups
+from mmzero.engines.flat_shard import FlatShard
 from mmzero.engines.materialize import broadcast
 from mmzero.engines.meeting import meet
+from mmzero.engines.shard_state import LoadShards, by_name, by_number
 from mmzero.engines.state import (
     ADVICE,
     Whole,
@@ -34,28 +37,57 @@ def gather_state(groups: AllGroups, fragments: Fragments, names: list[list[str]]
         dict: ``Optimizer.state_dict()`` of the unsharded optimizer on rank 0, with ``param_names``; empty elsewhere.
     """
     meet("gather the optimizer's state")
-    state: dict[int, dict[str, Any]] = {}
-    for index, param in enumerate(_all(groups)):
-        if param in fragments.of and (entries := _gather_entries(param, fragments)):
-            state[index] = entries
-    numbers = iter(range(len(_all(groups))))
+    packed = _packed(groups, fragments, fragments.gather)
+    return dict(packed, param_names=names) if dist.get_rank() == 0 else {}
+
+
+def shards_of_state(
+    groups: AllGroups, fragments: Fragments, names: list[list[str]]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Take an optimizer's state apart. Collective, ranks only wait for each other.
+
+    Args:
+        groups (AllGroups): The groups.
+        fragments (Fragments): What this rank holds.
+        names (list[list[str]]): Names of the groups' parameters.
+
+    Returns:
+        tuple[dict[str, Tensor], dict]: As :func:`mmzero.engines.shard_state.optimizer_shards`.
+    """
+    meet("save the optimizer's state")
+    packed = _packed(groups, fragments, fragments.shard)
+    shards, entries, dtypes = by_name(packed['state'], names, lambda _, __, value: isinstance(value, FlatShard))
+    return shards, dict(packed, state=entries, shards=dtypes, param_names=names)
+
+
+def _packed(
+    groups: AllGroups, fragments: Fragments, take: Callable[[nn.Parameter, Tensor], Tensor | None]
+) -> dict[str, Any]:
+    """The state as ``Optimizer.state_dict`` has it, with what is taken of each parameter's own part of an entry."""
+    params = _all(groups)
+    state = {
+        index: entries
+        for index, param in enumerate(params)
+        if param in fragments.of and (entries := _entries(param, fragments, take))
+    }
+    numbers = iter(range(len(params)))
     packed = [
         dict(group, params=[next(numbers) for _ in group['params']]) for group in groups.as_of_model().param_groups
     ]
-    return dict(state=state, param_groups=packed, param_names=names) if dist.get_rank() == 0 else {}
+    return dict(state=state, param_groups=packed)
 
 
 def _all(groups: AllGroups) -> list[nn.Parameter]:
     return [param for group in groups.params for param in group]
 
 
-def _gather_entries(param: nn.Parameter, fragments: Fragments) -> dict[str, Any]:
+def _entries(param: nn.Parameter, fragments: Fragments, take: Callable[[nn.Parameter, Tensor], Any]) -> dict[str, Any]:
     fragment = fragments.of[param]
     found: dict[str, Any] = {}
     flat = fragments.flat(fragment.group)
     for name, value in fragments.entries(fragment.group).items():
         if isinstance(value, Tensor) and value.shape == flat.shape:
-            found[name] = fragments.gather(param, fragment.of(value))
+            found[name] = take(param, fragment.of(value))
         else:
             found[name] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
     return found
@@ -76,6 +108,72 @@ def scatter_state(groups: AllGroups, fragments: Fragments, full: dict[str, Any],
     box = [described_state(full, _has_elements)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box, src=0)
     described: dict[str, Any] = box[0]  # type: ignore[assignment]
+    for index, name, part in _parts_to_fill(groups, fragments, described, names):
+        param = _all(groups)[index]
+        whole = torch.empty(fragments.of[param].shape, dtype=part.dtype, device=fragments.device)
+        if dist.get_rank() == 0:
+            whole.copy_(full['state'][index][name])
+        broadcast(whole)
+        part.copy_(fragments.cut(param, whole))
+    _link(fragments.zero)
+
+
+def load_shards(
+    groups: AllGroups, fragments: Fragments, rest: dict[str, Any], names: list[list[str]], load: LoadShards
+) -> None:
+    """Put an optimizer's state together again. Collective.
+
+    Args:
+        groups (AllGroups): The groups; changed in place.
+        fragments (Fragments): What this rank holds; changed in place.
+        rest (dict): As :func:`mmzero.engines.shard_state.optimizer_shards` gave it under any engine.
+        names (list[list[str]]): Names of this run's parameters by groups.
+        load (LoadShards): Reads shards by name.
+
+    Raises:
+        CheckpointError: On every rank, if the groups or the kind of optimizer do not fit.
+    """
+    # Before they are numbered by the names of this run.
+    check_groups(groups.as_of_model(), rest['param_groups'])
+    check_names(rest['param_names'], names)
+    params = dict(zip((name for group in names for name in group), _all(groups), strict=True))
+    others = [name for name in rest['shards'] if params[name] not in fragments.of]
+    if others:
+        raise CheckpointError(
+            f"the checkpoint's optimizer has state of {others[0]!r}, which this run does not train; {ADVICE}"
+        )
+    wholes = {
+        f'{name}.{key}': Whole(tuple(fragments.of[params[name]].shape), getattr(torch, dtype))
+        for name, keys in rest['shards'].items()
+        for key, dtype in keys.items()
+    }
+    described = dict(rest, state=by_number(rest['state'], rest['shards'], names, wholes.__getitem__))
+    by_index = list(params.items())
+    targets: dict[str, Tensor] = {}
+    for index, key, part in _parts_to_fill(groups, fragments, described, names):
+        name, param = by_index[index]
+        targets[f'{name}.{key}'] = fragments.shard(param, part)
+    load(targets)
+    _link(fragments.zero)
+
+
+def _parts_to_fill(
+    groups: AllGroups, fragments: Fragments, described: dict[str, Any], names: list[list[str]]
+) -> Iterator[tuple[int, str, Tensor]]:
+    """Take over what is no tensor of a parameter's shape; give this rank's parts of the others, to be filled.
+
+    Args:
+        groups (AllGroups): The groups; changed in place.
+        fragments (Fragments): What this rank holds; changed in place.
+        described (dict): The state to load, with :class:`Whole` for what comes by itself; the same on every rank.
+        names (list[list[str]]): Names of this run's parameters by groups.
+
+    Yields:
+        tuple[int, str, Tensor]: Number of the parameter, name of the entry, and this rank's part of it, flat.
+
+    Raises:
+        CheckpointError: If the groups or the kind of optimizer do not fit.
+    """
     check_groups(groups.as_of_model(), described['param_groups'])
     check_names(described.get('param_names', names), names)
     refuse_other(
@@ -87,9 +185,8 @@ def scatter_state(groups: AllGroups, fragments: Fragments, full: dict[str, Any],
     plain = _plain_entries(groups, fragments, described['state'])
     for index, param in enumerate(_all(groups)):
         if param in fragments.of:
-            source = full['state'].get(index, {}) if dist.get_rank() == 0 else {}
-            _scatter_entries(param, fragments, described['state'].get(index, {}), plain, source)
-    _link(fragments.zero)
+            for name, part in _parts_of(param, fragments, described['state'].get(index, {}), plain):
+                yield index, name, part
 
 
 def _has_elements(value: Any) -> bool:
@@ -113,9 +210,9 @@ def _plain_entries(groups: AllGroups, fragments: Fragments, state: dict[int, dic
     return found
 
 
-def _scatter_entries(
-    param: nn.Parameter, fragments: Fragments, entries: dict[str, Any], plain: dict[int, dict], source: dict[str, Any]
-) -> None:
+def _parts_of(
+    param: nn.Parameter, fragments: Fragments, entries: dict[str, Any], plain: dict[int, dict]
+) -> Iterator[tuple[str, Tensor]]:
     fragment = fragments.of[param]
     flat = fragments.flat(fragment.group)
     state = fragments.zero.optimizer.state.setdefault(flat, {})
@@ -131,13 +228,9 @@ def _scatter_entries(
                 f"{name} of the checkpoint's optimizer has shape {entry.shape}, the parameter "
                 f'{tuple(fragment.shape)}: another optimizer, or another order of parameters; {ADVICE}'
             )
-        whole = torch.empty(entry.shape, dtype=entry.dtype, device=fragments.device)
-        if dist.get_rank() == 0:
-            whole.copy_(source[name])
-        broadcast(whole)
         if name not in state or not isinstance(state[name], Tensor) or state[name].shape != flat.shape:
             state[name] = torch.zeros_like(flat, dtype=entry.dtype, requires_grad=False)
-        fragment.of(state[name]).copy_(fragments.cut(param, whole))
+        yield name, fragment.of(state[name])
 
 
 def _link(zero: Any) -> None:

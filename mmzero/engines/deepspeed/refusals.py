@@ -20,10 +20,6 @@ from mmzero.errors import ConfigError, PlanError
 _PATH = 'model_wrapper_cfg'
 _INSTEAD = "or use engine='fsdp2'"
 
-NO_SHARDS = (
-    "checkpoint.format: 'sharded' is not supported yet under engine='deepspeed'; use checkpoint=dict(format='full')"
-)
-
 
 def check_config(config: ZeroConfig, deepspeed: Any) -> None:
     """Refuse fields of a config.

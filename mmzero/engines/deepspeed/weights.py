@@ -8,7 +8,7 @@ A frozen parameter has no master. Rank 0's host keeps its float32 value, which a
 model's copy is that value rounded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.precision import HALF
+from mmzero.engines.flat_shard import FlatShard, is_meta
 from mmzero.engines.materialize import broadcast
 from mmzero.engines.state import gather, gather_tensors, scatter_tensors
 
@@ -37,9 +38,11 @@ class Weights:
         self.fragments: Fragments | None = None
         self._exact: dict[nn.Parameter, Tensor] = {}
         self._frozen: dict[nn.Parameter, Tensor] = {}
+        self._rounded = False
 
     def keep_float32(self) -> None:
         """Be told that DeepSpeed is about to round parameters: as much memory as they take until it has."""
+        self._rounded = True
         self._exact = {param: param.data for param in self.model.parameters() if param.requires_grad}
         if dist.get_rank() == 0:
             frozen = (param for param in self.model.parameters() if not param.requires_grad)
@@ -100,6 +103,32 @@ class Weights:
         is_that = exact is not None and full is not None and torch.equal(exact.to(full.dtype), full)
         return exact.clone() if is_that and exact is not None else full
 
+    def shard(self, tensor: Any) -> Tensor:
+        """Show what this rank holds of one of the model's tensors, of a trained parameter its master.
+
+        Args:
+            tensor: The tensor, which may be partitioned; what is none, such as a module's extra state, is given back.
+
+        Returns:
+            Tensor: The shard; the tensor itself where it is whole; on meta where it is neither: a frozen
+            parameter whose value before the rounding rank 0 has, or that lies on a disk.
+        """
+        if not isinstance(tensor, Tensor):
+            return tensor
+        param: Any = tensor
+        if self.fragments is not None and param in self.fragments.of:
+            return self.fragments.shard(param, self.fragments.own(param))
+        part = getattr(tensor, 'ds_tensor', None)
+        is_apart = self._rounded and self.fragments is not None and isinstance(tensor, nn.Parameter)
+        if is_apart or part is not None and part.final_location == 'nvme':
+            dtype = torch.float32 if is_apart else tensor.dtype
+            return torch.empty(getattr(tensor, 'ds_shape', tensor.shape), dtype=dtype, device='meta')
+        if part is None:
+            return tensor.detach()
+        start = min(part.numel() * dist.get_rank(param.ds_process_group), param.ds_numel)
+        numel = min(part.numel(), param.ds_numel - start)
+        return FlatShard(part.detach().narrow(0, 0, numel), start, param.ds_shape)
+
     def scatter(
         self, targets: dict[str, Any], full: dict[str, Tensor], parts: Mapping[str, Tensor] | None = None
     ) -> None:
@@ -143,3 +172,17 @@ class Weights:
             self._write_master(target, whole)
         elif dist.get_rank() == 0 and target in self._frozen:
             self._frozen[target] = whole.cpu().clone()
+
+
+def with_whole(state: Mapping[str, Tensor], gather: Callable[[set[str]], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Put what rank 0 alone has in the place of tensors on meta. Collective.
+
+    Args:
+        state (Mapping[str, Tensor]): As :meth:`Weights.shard` shows it, by name.
+        gather (Callable[[set[str]], dict[str, Tensor]]): Gathers tensors of some names on rank 0. Collective.
+
+    Returns:
+        dict[str, Tensor]: The rest and, on rank 0, these whole.
+    """
+    apart = {name for name, value in state.items() if is_meta(value)}
+    return {name: value for name, value in state.items() if name not in apart} | gather(apart)
