@@ -1,4 +1,4 @@
-"""Convert a checkpoint: a sharded folder, .pth or .safetensors, into another of these.
+"""Convert a checkpoint: a sharded folder, .pth, .bin or .safetensors, or a folder of others, into one of the first.
 
 Needs neither GPUs nor the code of the model, and little memory: tensors are mapped from files. The suffix of TARGET
 says what to make; without one it is a sharded folder.
@@ -20,7 +20,7 @@ def parse_args() -> argparse.Namespace:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('source', help='the checkpoint')
-    parser.add_argument('target', help='what to make: NAME.pth, NAME.safetensors, or a folder')
+    parser.add_argument('target', help='what to make: NAME.pth, NAME.bin, NAME.safetensors, or a folder')
     parser.add_argument('--dtype', help='of floating weights, such as bfloat16; as they are without it')
     parser.add_argument('--weights-only', action='store_true', help='leave optimizer, schedulers and the rest out')
     args = parser.parse_args()

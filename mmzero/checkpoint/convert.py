@@ -21,7 +21,7 @@ from mmzero.checkpoint.write import write_checkpoint, written_whole
 from mmzero.engines import by_name, by_number
 from mmzero.errors import CheckpointError
 
-SUFFIXES = ('.pth', '.pt', '.safetensors')
+SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 """Of files; any other name is that of a sharded folder."""
 
 
@@ -29,8 +29,8 @@ def convert_checkpoint(source: str, target: str, dtype: torch.dtype | None = Non
     """Convert a checkpoint: a sharded folder, ``.pth`` or ``.safetensors``, into another of these. Without other ranks.
 
     Memory: files are mapped, and what is read of a folder goes into a scratch file beside the target, shard by shard.
-    A ``.safetensors`` holds weights alone. State of an optimizer needs the names of its parameters, which files of
-    mmzero have.
+    A ``.safetensors`` holds weights alone, and so does a ``.bin``, a pickled dict as DeepSpeed's ``zero_to_fp32.py``
+    and transformers write it. State of an optimizer needs the names of its parameters, which files of mmzero have.
 
     Args:
         source (str): The checkpoint.
@@ -132,6 +132,8 @@ def _write(checkpoint: dict[str, Any], target: str) -> None:
     suffix = Path(target).suffix
     if suffix == '.safetensors':
         _write_safetensors(checkpoint, target)
+    elif suffix == '.bin':
+        write_checkpoint(plain(checkpoint['state_dict']), target)
     elif suffix in SUFFIXES:
         write_checkpoint(plain(checkpoint), target)
     else:

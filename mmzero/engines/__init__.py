@@ -2,8 +2,9 @@
 
 from mmzero.engines.agreed_stop import AgreedStop
 from mmzero.engines.base import Engine
-from mmzero.engines.build import build_engine, engine_class
+from mmzero.engines.build import build_engine, engine_class, this_device
 from mmzero.engines.closure import NO_CLOSURE, needs_closure
+from mmzero.engines.deepspeed.joined import joined_weights
 from mmzero.engines.flat_shard import SHARDS, FlatShard, is_meta
 from mmzero.engines.forecast import Forecast
 from mmzero.engines.local_parts import LocalParts
@@ -43,6 +44,7 @@ __all__ = [
     'init_process_group',
     'is_meta',
     'is_on_first_node',
+    'joined_weights',
     'materialize_outside',
     'meet',
     'modules_outside_of',
@@ -50,6 +52,7 @@ __all__ = [
     'on_rank0',
     'plan_units',
     'started',
+    'this_device',
     'together',
     'world_size_of',
 ]

@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,15 @@ def test_faults_of_parts(folder: Path) -> None:
         read_checkpoint(str(folder))
 
 
-def test_a_folder_of_deepspeed(tmp_path: Path) -> None:
+def test_a_folder_of_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / 'epoch_1.pth'
     folder.mkdir()
     torch.save({}, folder / 'zero_pp_rank_0_mp_rank_00_model_states.pt')
     assert not is_sharded(folder)
+    with pytest.raises(CheckpointError, match=r'lacks \*_optim_states.pt with its weights'):
+        read_checkpoint(str(folder))
+    torch.save({}, folder / 'zero_pp_rank_0_mp_rank_00_optim_states.pt')
+    monkeypatch.setitem(sys.modules, 'deepspeed', None)
     advice = f'python {tmp_path}/zero_to_fp32.py {tmp_path} TARGET --tag epoch_1.pth'
     with pytest.raises(CheckpointError, match=advice):
         read_checkpoint(str(folder))

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mmzero.checkpoint.others.deepspeed_folder import deepspeed_folder, read_deepspeed
 from mmzero.checkpoint.others.fsdp_local import FIRST_FILE, read_local
 from mmzero.checkpoint.others.hugging_face import INDEX, SINGLE, read_parts
-from mmzero.errors import CheckpointError
-
-_DEEPSPEED = '*_model_states.pt'
 
 
 def is_of_others(path: str | os.PathLike) -> bool:
@@ -24,7 +22,9 @@ def is_of_others(path: str | os.PathLike) -> bool:
     folder = Path(path)
     if folder.name.endswith('.bin.index.json'):
         return folder.is_file()
-    return any((folder / name).is_file() for name in (FIRST_FILE, INDEX, SINGLE)) or any(folder.glob(_DEEPSPEED))
+    return (
+        any((folder / name).is_file() for name in (FIRST_FILE, INDEX, SINGLE)) or deepspeed_folder(folder) is not None
+    )
 
 
 def read_of_others(path: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,8 +45,4 @@ def read_of_others(path: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return read_parts(folder)
     if (folder / FIRST_FILE).is_file():
         return read_local(folder, wanted)
-    raise CheckpointError(
-        f'{path} is a checkpoint of DeepSpeed, whose ranks have pickled what mmzero does not run. Make a plain one of '
-        f'it by the script that DeepSpeed has put there: python {folder.parent}/zero_to_fp32.py {folder.parent} TARGET '
-        f'--tag {folder.name}; then load_from=TARGET without resume'
-    )
+    return read_deepspeed(deepspeed_folder(folder) or folder)

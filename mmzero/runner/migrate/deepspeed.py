@@ -103,8 +103,8 @@ def _migrate_sources(draft: Draft) -> None:
     source = draft.cfg.get('load_from')
     if isinstance(source, str):
         why = (
-            "DeepSpeedStrategy reads DeepSpeed's own folders alone; where this is one, make a file of it first, by the "
-            'zero_to_fp32.py that DeepSpeed writes beside it. A plain .pth is read as it is'
+            "DeepSpeedStrategy reads DeepSpeed's own folders alone; of these weights are read, where deepspeed is "
+            'installed, and of a plain .pth'
         )
         draft.differs('load_from', source, why)
 
