@@ -31,8 +31,9 @@ Per optimizer step, after the last micro-batch:
     of any rank is not finite, every rank skips the step: in float16 always, otherwise if the options say so.
  9. ``optimizer.zero_grad()`` is MMEngine's own call on the bound optimizer; after it no gradient is left.
 
-In val and test: ``following_forwards`` around a loop of which ranks may have different numbers of forwards; where an
-engine's forwards communicate, a rank that has no more takes part in those of others.
+In val and test: ``evaluate_only`` first where no optimizer will be bound, then ``following_forwards`` around a loop of
+which ranks may have different numbers of forwards; where an engine's forwards communicate, a rank that has no more
+takes part in those of others.
 
 Between steps, collective: ``model_state``, ``optimizer_state`` and their ``load_`` counterparts, and by shards
 ``sharded_state`` and ``state_to_save``, ``optimizer_shards`` and its counterpart. The next step starts from what was
@@ -238,6 +239,9 @@ class Engine(ABC):
 
     def let_model_step(self) -> None:  # noqa: B027
         """Be told that the model's own ``train_step`` orders forwards, backwards and steps, several of each."""
+
+    def evaluate_only(self) -> None:  # noqa: B027
+        """Be told, once weights are loaded, that the model will be evaluated and not trained. Collective."""
 
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         """Take the optimizer that was built on the sharded parameters.

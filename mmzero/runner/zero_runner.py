@@ -267,6 +267,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             fn_name (str): As Runner's.
             **kwargs: As Runner's.
         """
+        if fn_name in ('before_val', 'before_test') and not self._training:
+            self.sharded.engine.evaluate_only()
         super().call_hook(fn_name, **kwargs)
         if fn_name in _PROOFS:
             self._proven.add(_PROOFS[fn_name])

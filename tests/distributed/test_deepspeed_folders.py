@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mmzero.checkpoint import read_checkpoint
+from mmzero.engines.deepspeed.package import import_deepspeed
 from mmzero.errors import CheckpointError
 from tests.distributed.cases import Faults, differing, merged
 from tests.distributed.ranks import run_ranks
@@ -37,9 +38,7 @@ class Buffered(Frozen):
 
 def trained(folder: str, stage: int, half: bool) -> Faults:
     """Two steps of bare DeepSpeed; rank 0 keeps what its weights are beside the checkpoint."""
-    import deepspeed
-    from deepspeed.utils import safe_get_full_fp32_param
-
+    deepspeed = import_deepspeed('cpu')
     torch.manual_seed(0)
     model = Buffered()
     settings: dict[str, Any] = dict(
@@ -61,7 +60,7 @@ def trained(folder: str, stage: int, half: bool) -> Faults:
         with deepspeed.zero.GatheredParameters([param]):
             weights[name] = param.detach().clone()
         if param.requires_grad:
-            weights[name] = safe_get_full_fp32_param(param).clone()
+            weights[name] = deepspeed.utils.safe_get_full_fp32_param(param).clone()
     if dist.get_rank() == 0:
         torch.save(floats(weights), f'{folder}.pth')
     return {}

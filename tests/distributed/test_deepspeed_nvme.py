@@ -11,6 +11,7 @@ from mmzero import ZeroModelWrapper, ZeroOptimWrapper
 from mmzero.engines.deepspeed.package import import_deepspeed
 from tests.distributed.cases import Faults, merged
 from tests.distributed.ranks import run_ranks
+from tests.distributed.test_evaluated_alone import SMALL, evaluated
 from tests.models import TinyViT, image_batch
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.distributed, pytest.mark.slow]
@@ -51,11 +52,25 @@ def can_be_built(_: None = None) -> bool:
     return bool(builder.is_compatible(verbose=False))
 
 
-@pytest.mark.parametrize('half', [False, True])
-def test_on_a_disk(half: bool, tmp_path: Path) -> None:
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
     (built,) = run_ranks(1, can_be_built)
     if not built:
         pytest.skip('async_io needs libaio')
-    for case, faults in merged(run_ranks(2, compared, str(tmp_path), half)).items():
+    path = tmp_path / 'disk'
+    path.mkdir()
+    return path
+
+
+def test_evaluated_from_a_disk(tmp_path: Path, disk: Path) -> None:
+    settings = {'from a disk': dict(SMALL, offload=dict(params='nvme', optimizer='cpu', nvme_path=str(disk)))}
+    for case, faults in merged(run_ranks(2, evaluated, str(tmp_path), settings)).items():
         assert not faults, f'{case}: {faults}'
-    assert not list(tmp_path.iterdir())
+    assert not list(disk.iterdir())
+
+
+@pytest.mark.parametrize('half', [False, True])
+def test_on_a_disk(half: bool, disk: Path) -> None:
+    for case, faults in merged(run_ranks(2, compared, str(disk), half)).items():
+        assert not faults, f'{case}: {faults}'
+    assert not list(disk.iterdir())

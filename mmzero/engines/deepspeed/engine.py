@@ -115,26 +115,44 @@ class DeepSpeedEngine(Engine):
 
     @override
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
-        model = self._model()
+        if self.runtime is not None:
+            raise RuntimeError('the model was partitioned to be evaluated alone; build it anew to train it')
         check_optimizer(optimizer)
-        settings = ds_config(self.config, model, self.training)
-        if self.config.offload.to_disk:
-            self.swap = SwapFolder(str(self.config.offload.nvme_path))
-            settings = on_disk(settings, str(self.swap.path))
         self.groups = AllGroups(optimizer)
-        dtype = self.config.precision.param_dtype
-        if dtype in HALF:
-            self.half = HalfPrecision(model, dtype, self.device.type)
+        if self.config.precision.param_dtype in HALF:
             self.weights.keep_float32()
-        with known_local_rank(self.device), without_memory_reports(), without_preprocessor(model):
-            self.runtime, self.zero, *_ = self.deepspeed.initialize(
-                model=model, optimizer=optimizer, config=settings, dist_init_required=False
-            )
+        self.runtime = self._initialized(optimizer)
+        self.zero = self.runtime.optimizer
         self.fragments = Fragments(self.zero, self.device)
         self.weights.partitioned(self.deepspeed, self.fragments)
         if loss_scale is not None and self.half is not None:
             self.scaler = Scaler(self.zero)
         return super().bind(self.groups)
+
+    @override
+    def evaluate_only(self) -> None:
+        # Below stage 3 parameters are whole on every rank, as they are already.
+        if self.runtime is None and self.config.stage == 3:
+            self.runtime = self._initialized(None)
+            self.weights.partitioned(self.deepspeed, None)
+
+    def _initialized(self, optimizer: Optimizer | None) -> Any:
+        """Let DeepSpeed partition the model; without an optimizer it is what it calls ZeRO-Inference."""
+        model = self._model()
+        settings = ds_config(self.config, model, self.training)
+        if optimizer is None:
+            settings['zero_optimization'].pop('offload_optimizer', None)
+        if self.config.offload.to_disk:
+            self.swap = SwapFolder(str(self.config.offload.nvme_path))
+            settings = on_disk(settings, str(self.swap.path))
+        dtype = self.config.precision.param_dtype
+        if dtype in HALF:
+            self.half = HalfPrecision(model, dtype, self.device.type)
+        with known_local_rank(self.device), without_memory_reports(), without_preprocessor(model):
+            runtime, *_ = self.deepspeed.initialize(
+                model=model, optimizer=optimizer, config=settings, dist_init_required=False
+            )
+        return runtime
 
     @override
     def micro_step(self, is_last: bool) -> None:
@@ -198,7 +216,9 @@ class DeepSpeedEngine(Engine):
             # Every rank holds all parameters.
             yield lambda: None
             return
-        following = FollowingModules(self._model(), self.zero.parameter_offload, loop, present)
+        # Without an optimizer, what keeps the parameters stands in its place.
+        keeper = self.runtime.optimizer if self.zero is None else self.zero.parameter_offload
+        following = FollowingModules(self._model(), keeper, loop, present)
         with following.noting():
             yield following.follow
 

@@ -48,16 +48,16 @@ class Weights:
             frozen = (param for param in self.model.parameters() if not param.requires_grad)
             self._frozen = {param: param.detach().cpu().clone() for param in frozen}
 
-    def partitioned(self, deepspeed: Any, fragments: Fragments) -> None:
+    def partitioned(self, deepspeed: Any, fragments: Fragments | None) -> None:
         """Be told that DeepSpeed has partitioned the model.
 
         Args:
             deepspeed: The package.
-            fragments (Fragments): What of trained parameters this rank holds.
+            fragments (Fragments, optional): What of trained parameters this rank holds; None where none are trained.
         """
         self.deepspeed, self.fragments = deepspeed, fragments
         for param in list(self._exact):
-            if param in fragments.of:
+            if fragments is not None and param in fragments.of:
                 self._write_master(param, self._exact[param])
             del self._exact[param]
 
