@@ -241,7 +241,7 @@ class Engine(ABC):
         """Be told that the model's own ``train_step`` orders forwards, backwards and steps, several of each."""
 
     def evaluate_only(self) -> None:  # noqa: B027
-        """Be told, once weights are loaded, that the model will be evaluated and not trained. Collective."""
+        """Be told, once the model is sharded, that it will be evaluated and not trained. Collective."""
 
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         """Take the optimizer that was built on the sharded parameters.

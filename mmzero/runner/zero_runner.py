@@ -267,8 +267,6 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
             fn_name (str): As Runner's.
             **kwargs: As Runner's.
         """
-        if fn_name in ('before_val', 'before_test') and not self._training:
-            self.sharded.engine.evaluate_only()
         super().call_hook(fn_name, **kwargs)
         if fn_name in _PROOFS:
             self._proven.add(_PROOFS[fn_name])
@@ -309,6 +307,8 @@ class ZeroRunner(CheckpointMixin, JointLoopsMixin, Runner):
         inner = bare_model(model)
         self._wrapper = MODEL_WRAPPERS.build(dict(self._wrapper_fields, type='ZeroModelWrapper', module=inner))
         self._wrapper.engine.batch_size = batch_size_of({**self.cfg, **self._given})
+        if not self._training:
+            self._wrapper.engine.evaluate_only()
         # One that merges test-time augmentations calls the model inside, which is sharded in place.
         self.model = self._wrapper if inner is model else model
         if inner is not model:

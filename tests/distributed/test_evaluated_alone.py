@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from mmengine.evaluator import BaseMetric
+from safetensors.torch import save_file
 
 from tests.distributed.cases import Faults, merged
 from tests.distributed.ranks import run_ranks
@@ -44,7 +45,9 @@ class Whole(ToyModel):
         super().__init__(scalar=False)
 
 
-def predictions(folder: str, stage: int, half: bool, load_from: str, fields: dict[str, Any], run: str) -> Any:
+def predictions(
+    folder: str, stage: int, half: bool, load_from: str, fields: dict[str, Any], run: str, hooks: Any = None
+) -> Any:
     optim = dict(type='AmpOptimWrapper', dtype='bfloat16') if half else dict(type='OptimWrapper')
     # Five samples: two batches on rank 0, one on rank 1.
     data, metric = loader(Vectors(5), round_up=False), dict(type=Kept)
@@ -60,6 +63,7 @@ def predictions(folder: str, stage: int, half: bool, load_from: str, fields: dic
         optim_wrapper=dict(optim, optimizer=dict(type='AdamW', lr=0.01)),
         launcher='pytorch',
         load_from=load_from,
+        custom_hooks=hooks,
     )
     found = torch.tensor(getattr(runner, run)()['logits'])
     model = runner.sharded.module
@@ -70,15 +74,19 @@ def predictions(folder: str, stage: int, half: bool, load_from: str, fields: dic
 def evaluated(folder: str, settings: dict[str, dict[str, Any]]) -> Faults:
     torch.manual_seed(1)
     if dist.get_rank() == 0:
-        torch.save(dict(state_dict=Whole().state_dict()), f'{folder}/a.pth')
+        model = Whole()
+        torch.save(dict(state_dict=model.state_dict()), f'{folder}/a.pth')
+        # Each rank reads its shards of it.
+        save_file({name: value.clone() for name, value in model.state_dict().items()}, f'{folder}/a.safetensors')
     dist.barrier()
     found: Faults = {}
     for half in (False, True):
-        for run in ('test', 'val'):
+        for run, source in (('test', 'a.pth'), ('val', 'a.pth'), ('test', 'a.safetensors')):
             wanted, _ = predictions(f'{folder}/whole', 0, half, f'{folder}/a.pth', {}, run)
+            hooks = [dict(type='EMAHook')] if run == 'test' else None
             for name, fields in settings.items():
-                faults = found[f'{name}, {half}, {run}'] = []
-                own, share = predictions(f'{folder}/{name}', 3, half, f'{folder}/a.pth', fields, run)
+                faults = found[f'{name}, {half}, {run}, {source}'] = []
+                own, share = predictions(f'{folder}/{name}', 3, half, f'{folder}/{source}', fields, run, hooks)
                 off = float((own - wanted).abs().max() / wanted.abs().max())
                 faults += [] if off <= (2e-2 if half else 1e-6) else [f'{off:.1e} off']
                 if 'engine' in fields:

@@ -5,6 +5,7 @@
 tool copies: buffers in each, and at stage 3 of a frozen parameter a part.
 """
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def deepspeed_folder(path: Path) -> Path | None:
     if any(path.glob(MODEL_FILES)):
         return path
     latest = path / _LATEST
-    inside = path / latest.read_text().strip() if latest.is_file() else path
+    inside = path / latest.read_text(errors='replace').strip() if latest.is_file() else path
     return inside if inside != path and any(inside.glob(MODEL_FILES)) else None
 
 
@@ -72,6 +73,8 @@ def _joined(folder: Path) -> dict[str, Tensor]:
             f'{folder} is a checkpoint of DeepSpeed, which joins it itself: {error}. Or join it elsewhere: '
             f'python {folder.parent}/zero_to_fp32.py {folder.parent} TARGET --tag {folder.name}; then load_from=TARGET'
         ) from error
+    except pickle.UnpicklingError:
+        raise
     except Exception as error:
         raise CheckpointError(f'{folder} is a checkpoint of DeepSpeed, which cannot join it: {error}') from error
 

@@ -80,6 +80,7 @@ class DeepSpeedEngine(Engine):
         self.zero: Any = None
         self.scaler: Scaler | None = None
         self.half: HalfPrecision | None = None
+        self.fragments: Any = None
         self.buffers: BufferBroadcast | None = None
         self._losses: list[Tensor] = []
 
@@ -224,7 +225,7 @@ class DeepSpeedEngine(Engine):
 
     @override
     def local_parts(self) -> LocalParts:
-        if self.zero is None:
+        if self.runtime is None:
             return super().local_parts()
         return FragmentParts(self._model(), self.weights, self.fragments)
 

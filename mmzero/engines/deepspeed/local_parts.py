@@ -19,10 +19,10 @@ class FragmentParts(LocalParts):
     Args:
         model (nn.Module): The model.
         weights (Weights): The model's.
-        fragments (Fragments): What this rank holds.
+        fragments (Fragments, optional): What of trained parameters this rank holds; None where none are trained.
     """
 
-    def __init__(self, model: nn.Module, weights: Weights, fragments: Fragments) -> None:
+    def __init__(self, model: nn.Module, weights: Weights, fragments: Fragments | None) -> None:
         self._weights = weights
         self._fragments = fragments
         self._own = dict(model.named_parameters(remove_duplicate=False))
@@ -30,7 +30,7 @@ class FragmentParts(LocalParts):
 
     @override
     def part_of(self, param: Any) -> Tensor:
-        if param in self._fragments.of:
+        if self._fragments is not None and param in self._fragments.of:
             return self._fragments.own(param)
         return getattr(param, 'ds_tensor', param).detach()
 
@@ -47,7 +47,7 @@ class FragmentParts(LocalParts):
         return {name: self._shard(self._own.get(name), part) for name, part in state.items()}
 
     def _shard(self, param: Any, part: Tensor) -> Tensor:
-        if param in self._fragments.of:
+        if self._fragments is not None and param in self._fragments.of:
             return self._fragments.shard(param, part)
         return part if param is None else self._weights.shard(param)
 

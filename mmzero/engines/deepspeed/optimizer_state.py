@@ -108,8 +108,9 @@ def scatter_state(groups: AllGroups, fragments: Fragments, full: dict[str, Any],
     box = [described_state(full, _has_elements)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box, src=0)
     described: dict[str, Any] = box[0]  # type: ignore[assignment]
+    params = _all(groups)
     for index, name, part in _parts_to_fill(groups, fragments, described, names):
-        param = _all(groups)[index]
+        param = params[index]
         whole = torch.empty(fragments.of[param].shape, dtype=part.dtype, device=fragments.device)
         if dist.get_rank() == 0:
             whole.copy_(full['state'][index][name])
