@@ -72,9 +72,14 @@ def _drop_pretrained(part: dict) -> None:
         part['pretrained'] = None
     init = part.get('init_cfg')
     entries = init if isinstance(init, (list, tuple)) else [init]
-    if any(isinstance(entry, dict) and entry.get('type') == 'Pretrained' for entry in entries):
-        left = [entry for entry in entries if not (isinstance(entry, dict) and entry.get('type') == 'Pretrained')]
+    left = [entry for entry in entries if not _reads_file(entry)]
+    if len(left) < len(entries):
         part['init_cfg'] = left or None
+
+
+def _reads_file(entry: Any) -> bool:
+    """Whether an ``init_cfg`` names a file; PVT's has no type beside it."""
+    return isinstance(entry, dict) and (entry.get('type') == 'Pretrained' or 'checkpoint' in entry)
 
 
 def _shrink(preprocessor: dict, size: int) -> None:

@@ -80,8 +80,7 @@ def _last_of_series(helper: Any, size: int, number: int, empty: bool, **options:
 
 
 def _identities(size: int, number: int) -> dict:
-    """Two images of each of two persons, which a triplet loss needs."""
+    """One item with two upright images of each of two persons, as mmdet's data set samples them for a triplet loss."""
     generator = torch.Generator().manual_seed(number)
-    images = [torch.randint(0, 255, (2, 3, size, size), generator=generator, dtype=torch.uint8) for _ in range(2)]
-    samples = [[ReIDDataSample().set_gt_label(person) for _ in range(2)] for person in range(2)]
-    return dict(inputs=images, data_samples=samples)
+    images = torch.randint(0, 255, (4, 3, size, size // 2), generator=generator, dtype=torch.uint8)
+    return dict(inputs=[images], data_samples=[ReIDDataSample().set_gt_label([0, 0, 1, 1])])
