@@ -11,10 +11,10 @@ def test_identities_are_one_item_of_several_images() -> None:
     from mmzero.integrations.mmdet.inputs import demo_batch
 
     class Embedder(BaseReID):
-        """Without a backbone, for which mmpretrain would be needed."""
+        """Without mmpretrain, which its class would ask for."""
 
         def __init__(self) -> None:
-            torch.nn.Module.__init__(self)
+            pass
 
     batch = demo_batch(Embedder(), 64, 3, classes=10)
     assert [images.shape for images in batch['inputs']] == [(4, 3, 64, 32)]
