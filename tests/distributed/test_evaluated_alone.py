@@ -9,7 +9,8 @@ import torch.distributed as dist
 from mmengine.evaluator import BaseMetric
 from safetensors.torch import save_file
 
-from tests.distributed.cases import Faults, merged
+from mmzero.errors import PlanError
+from tests.distributed.cases import Faults, merged, refused
 from tests.distributed.ranks import run_ranks
 from tests.models import ToyModel
 from tests.vectors import Vectors, loader, vector_runner
@@ -97,4 +98,19 @@ def evaluated(folder: str, settings: dict[str, dict[str, Any]]) -> Faults:
 @pytest.mark.parametrize('settings', [FSDP2, pytest.param(DEEPSPEED, marks=pytest.mark.deepspeed)])
 def test_predictions_are_those_of_the_whole_model(tmp_path: Path, settings: dict[str, dict[str, Any]]) -> None:
     for case, faults in merged(run_ranks(2, evaluated, str(tmp_path), settings)).items():
+        assert not faults, f'{case}: {faults}'
+
+
+def trained_afterwards(folder: str) -> Faults:
+    faults: list[str] = []
+    runner = vector_runner(folder, dict(type=Whole), 3, SMALL, launcher='pytorch')
+    runner.val()
+    with refused(faults, PlanError, 'has partitioned the model to be evaluated alone', "use engine='fsdp2'"):
+        runner.train()
+    return dict(trained=faults)
+
+
+@pytest.mark.deepspeed
+def test_what_was_evaluated_alone_is_not_trained(tmp_path: Path) -> None:
+    for case, faults in merged(run_ranks(2, trained_afterwards, str(tmp_path))).items():
         assert not faults, f'{case}: {faults}'

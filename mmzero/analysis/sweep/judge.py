@@ -7,8 +7,8 @@ from mmzero.analysis.sweep.verdict import FAILED, FAILS_PLAINLY, FAILS_UNDER_DDP
 
 ROUNDINGS = tuple(range(1, 25))
 """Seeds tried one after the other, until rounding explains a distance: of a chaotic
-model the farthest of a few draws is no bound for the next. Of NAS-FCOS one draw in
-sixteen takes the other side of what it computes with deformable convolutions."""
+model the farthest of a few draws is no bound for the next. Of NAS-FCOS one draw of
+sixteen did."""
 
 
 def judge(trials: Trials, stage: int) -> Verdict:

@@ -70,7 +70,8 @@ def _joined(folder: Path) -> dict[str, Tensor]:
         return joined_weights(folder, this_device().type)
     except ConfigError as error:
         raise CheckpointError(
-            f'{folder} is a checkpoint of DeepSpeed, which joins it itself: {error}. Or join it elsewhere: '
+            f'{folder} is a checkpoint of DeepSpeed, which joins it itself and cannot be imported here: install '
+            "'mmzero[deepspeed]', with DS_ACCELERATOR unset or set to this device; or join it elsewhere: "
             f'python {folder.parent}/zero_to_fp32.py {folder.parent} TARGET --tag {folder.name}; then load_from=TARGET'
         ) from error
     except pickle.UnpicklingError:

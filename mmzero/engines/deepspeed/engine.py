@@ -41,7 +41,7 @@ from mmzero.engines.named_state import with_numbers
 from mmzero.engines.options import Clip, StepOptions, StepOutcome, Training
 from mmzero.engines.shard_state import LoadShards
 from mmzero.engines.state import group_names
-from mmzero.errors import ConfigError
+from mmzero.errors import ConfigError, PlanError
 from mmzero.policies import WrapPlan, WrapPolicy, build_policy
 
 
@@ -117,7 +117,10 @@ class DeepSpeedEngine(Engine):
     @override
     def bind(self, optimizer: Optimizer, loss_scale: LossScale | None = None) -> Optimizer:
         if self.runtime is not None:
-            raise RuntimeError('the model was partitioned to be evaluated alone; build it anew to train it')
+            raise PlanError(
+                'DeepSpeed has partitioned the model to be evaluated alone, and cannot train it afterwards; train with '
+                "a runner that has not run val() or test() before train(), or use engine='fsdp2'"
+            )
         check_optimizer(optimizer)
         self.groups = AllGroups(optimizer)
         if self.config.precision.param_dtype in HALF:

@@ -108,8 +108,10 @@ def scatter_state(groups: AllGroups, fragments: Fragments, full: dict[str, Any],
     box = [described_state(full, _has_elements)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box, src=0)
     described: dict[str, Any] = box[0]  # type: ignore[assignment]
+    check_groups(groups.as_of_model(), described['param_groups'])
+    check_names(described.get('param_names', names), names)
     params = _all(groups)
-    for index, name, part in _parts_to_fill(groups, fragments, described, names):
+    for index, name, part in _parts_to_fill(groups, fragments, described):
         param = params[index]
         whole = torch.empty(fragments.of[param].shape, dtype=part.dtype, device=fragments.device)
         if dist.get_rank() == 0:
@@ -134,7 +136,6 @@ def load_shards(
     Raises:
         CheckpointError: On every rank, if the groups or the kind of optimizer do not fit.
     """
-    # Before they are numbered by the names of this run.
     check_groups(groups.as_of_model(), rest['param_groups'])
     check_names(rest['param_names'], names)
     params = dict(zip((name for group in names for name in group), _all(groups), strict=True))
@@ -151,7 +152,7 @@ def load_shards(
     described = dict(rest, state=by_number(rest['state'], rest['shards'], names, wholes.__getitem__))
     by_index = list(params.items())
     targets: dict[str, Tensor] = {}
-    for index, key, part in _parts_to_fill(groups, fragments, described, names):
+    for index, key, part in _parts_to_fill(groups, fragments, described):
         name, param = by_index[index]
         targets[f'{name}.{key}'] = fragments.shard(param, part)
     load(targets)
@@ -159,24 +160,22 @@ def load_shards(
 
 
 def _parts_to_fill(
-    groups: AllGroups, fragments: Fragments, described: dict[str, Any], names: list[list[str]]
+    groups: AllGroups, fragments: Fragments, described: dict[str, Any]
 ) -> Iterator[tuple[int, str, Tensor]]:
     """Take over what is no tensor of a parameter's shape; give this rank's parts of the others, to be filled.
 
     Args:
         groups (AllGroups): The groups; changed in place.
         fragments (Fragments): What this rank holds; changed in place.
-        described (dict): The state to load, with :class:`Whole` for what comes by itself; the same on every rank.
-        names (list[list[str]]): Names of this run's parameters by groups.
+        described (dict): The state to load, of groups that fit, with :class:`Whole` for what comes by itself; the same
+            on every rank.
 
     Yields:
         tuple[int, str, Tensor]: Number of the parameter, name of the entry, and this rank's part of it, flat.
 
     Raises:
-        CheckpointError: If the groups or the kind of optimizer do not fit.
+        CheckpointError: If the kind of optimizer, or a shape, does not fit.
     """
-    check_groups(groups.as_of_model(), described['param_groups'])
-    check_names(described.get('param_names', names), names)
     refuse_other(
         groups.inner,
         [key for key in groups.defaults if any(key not in group for group in described['param_groups'])],

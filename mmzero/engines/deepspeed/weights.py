@@ -185,4 +185,6 @@ def with_whole(state: Mapping[str, Tensor], gather: Callable[[set[str]], dict[st
         dict[str, Tensor]: The rest and, on rank 0, these whole.
     """
     apart = {name for name, value in state.items() if is_meta(value)}
+    if not apart:
+        return dict(state)
     return {name: value for name, value in state.items() if name not in apart} | gather(apart)

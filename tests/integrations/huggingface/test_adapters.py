@@ -118,10 +118,10 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def rounding(case: Callable[[], nn.Module], batch: Callable, optim: dict, reference: Any) -> dict[str, float]:
-    """How far stock DDP is from itself where its learning rate is another one in the last digit.
+    """How far stock DDP is from itself where its learning rate is another one in the seventh digit.
 
-    A base of 16 bit rounds every activation, so that the last digit of an adapter decides on the third one of a norm.
-    First losses and gradients do not depend on it.
+    A base of 16 bit rounds every activation, so that the seventh digit of an adapter decides on the third one of a
+    norm. First losses and gradients do not depend on it.
     """
 
     def nudged(share: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
