@@ -1,5 +1,6 @@
-"""ZeRO-Infinity: parameters on a disk train as in memory, and leave nothing behind."""
+"""ZeRO-Infinity: parameters and the optimizer on a disk train as in memory, and leave nothing behind."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import torch.distributed as dist
 
 from mmzero import ZeroModelWrapper, ZeroOptimWrapper
 from mmzero.engines.deepspeed.package import import_deepspeed
+from mmzero.errors import ConfigError
 from tests.distributed.cases import Faults, merged
 from tests.distributed.ranks import run_ranks
+from tests.distributed.test_deepspeed_sharded import goes_on as sharded_goes_on
+from tests.distributed.test_deepspeed_state import goes_on, not_finite, pair, steps
 from tests.distributed.test_evaluated_alone import SMALL, evaluated
+from tests.distributed.test_sharded import SHARDED
 from tests.models import TinyViT, image_batch
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.distributed, pytest.mark.slow]
@@ -19,11 +24,23 @@ pytestmark = [pytest.mark.deepspeed, pytest.mark.distributed, pytest.mark.slow]
 PARTITIONED = dict(zero_optimization=dict(stage3_param_persistence_threshold=50))
 
 
-def trained(offload: dict[str, Any], half: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+# A rank's half of a flat tensor lies on the disk from 262,144 elements on; here one does, and smaller ones do not.
+WIDE = 256
+GROUPS = dict(zero_optimization=dict(stage3_param_persistence_threshold=50, sub_group_size=300_000))
+
+
+def trained(
+    offload: dict[str, Any], half: bool, options: dict[str, Any] = PARTITIONED, width: int = 32
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     fields: dict[str, Any] = dict(precision=dict(param_dtype='bfloat16')) if half else {}
     model = ZeroModelWrapper(
-        module=TinyViT(dropout=0.0), stage=3, engine='deepspeed', offload=offload, engine_options=PARTITIONED, **fields
+        module=TinyViT(width, dropout=0.0),
+        stage=3,
+        engine='deepspeed',
+        offload=offload,
+        engine_options=options,
+        **fields,
     )
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-3)
     settings = dict(clip_grad=dict(max_norm=0.5), accumulative_counts=2, dtype='bfloat16' if half else None)
@@ -47,6 +64,88 @@ def compared(folder: str, half: bool) -> Faults:
     return found
 
 
+def on_disk(model: Any) -> list[bool]:
+    """By groups, whether the optimizer's state lies on the disk."""
+    zero = model.engine.zero
+    return [zero._swappable_optimizer_subgroup(group) for group in range(len(zero.fp16_groups))]
+
+
+def optimizer_compared(folder: str, half: bool) -> Faults:
+    found: Faults = {}
+    for params in (None, 'cpu', 'nvme'):
+        wanted, weights = trained(dict(params=params and 'cpu', optimizer='cpu'), half, GROUPS, WIDE)
+        losses, own = trained(dict(params=params, optimizer='nvme', nvme_path=folder), half, GROUPS, WIDE)
+        found[f'params: {params}'] = [] if losses == wanted else [f'losses {losses}, not {wanted}']
+        found[f'params: {params}'] += [name for name, value in weights.items() if not torch.equal(value, own[name])]
+    # As manuals have it, with the sizes of a small model.
+    zero = dict(
+        GROUPS['zero_optimization'],
+        offload_optimizer=dict(device='nvme', nvme_path=folder, pin_memory=True, buffer_count=4, fast_init=False),
+        offload_param=dict(
+            device='nvme', nvme_path=folder, pin_memory=True, buffer_count=5, buffer_size=2e6, max_in_cpu=1e5
+        ),
+    )
+    aio = dict(block_size=262144, queue_depth=32, intra_op_parallelism=2, single_submit=False, overlap_events=True)
+    losses, own = trained(
+        dict(params='nvme', optimizer='nvme', nvme_path=folder), half, dict(zero_optimization=zero, aio=aio), WIDE
+    )
+    found['as a file has it'] = [] if losses == wanted else [f'losses {losses}, not {wanted}']
+    return found
+
+
+def optimizer_goes_on(folder: str, half: bool) -> Faults:
+    """What is saved off the disk and loaded onto it is the same to the bit, and so is the run that goes on."""
+    found: Faults = {}
+    for params in (None, 'cpu', 'nvme'):
+        offload = dict(params=params, optimizer='nvme', nvme_path=folder)
+        wrapper = dict(offload=offload, engine_options=GROUPS)
+        found[f'params: {params}'] = goes_on(3, half, wrapper, WIDE)
+    model, optim = pair('deepspeed', 3, half, wrapper, WIDE)
+    found['groups'] = [] if set(on_disk(model)) == {True, False} else [str(on_disk(model))]
+    return found
+
+
+def shards_go_on(folder: str, half: bool) -> Faults:
+    """A sharded checkpoint, written beside training, off the disk and onto it; with an average of the masters."""
+    found: Faults = {}
+    for name, options in {'one by one': {}, 'overlapping': dict(pipeline_read=True, pipeline_write=True)}.items():
+        zero = dict(GROUPS['zero_optimization'], offload_optimizer=options)
+        offload = dict(optimizer='nvme', nvme_path=f'{folder}/disk')
+        fields = dict(offload=offload, engine_options=dict(zero_optimization=zero))
+        place = f'{folder}/{name} {half}'
+        checkpoint = dict(SHARDED, async_save=True)
+        found[name] = sharded_goes_on(place, ('deepspeed', 3, half), fields, filters=9_000, checkpoint=checkpoint)
+    return found
+
+
+def spoilt_on_a_disk(folder: str, half: bool) -> Faults:
+    offload = dict(params='cpu', optimizer='nvme', nvme_path=folder)
+    return {'': not_finite(3, half, dict(offload=offload, engine_options=GROUPS), WIDE)}
+
+
+def buffers(folder: str, half: bool) -> Faults:
+    """An optimizer with more state than DeepSpeed has buffers for trains; with too few asked for it is told."""
+    found: Faults = {'': []}
+    for given in (None, 5, 4):
+        options = dict(zero_optimization=dict(offload_optimizer={} if given is None else dict(buffer_count=given)))
+        model = ZeroModelWrapper(
+            module=TinyViT(WIDE),
+            stage=3,
+            engine='deepspeed',
+            offload=dict(optimizer='nvme', nvme_path=folder),
+            engine_options=options,
+        )
+        optimizer = torch.optim.AdamW(model.module.parameters(), amsgrad=True)
+        try:
+            optim = ZeroOptimWrapper(optimizer)
+            steps(model, optim, range(3))
+            found[''] += [] if given != 4 and all(on_disk(model)) else [f'{given}: {on_disk(model)}']
+        except ConfigError as error:
+            wanted = 'offload_optimizer.buffer_count: the optimizer takes 5'
+            found[''] += [] if given == 4 and wanted in str(error) else [f'{given}: {error}']
+    return found
+
+
 def can_be_built(_: None = None) -> bool:
     builder: Any = import_deepspeed('cpu').accelerator.get_accelerator().create_op_builder('AsyncIOBuilder')
     return bool(builder.is_compatible(verbose=False))
@@ -65,6 +164,21 @@ def disk(tmp_path: Path) -> Path:
 def test_evaluated_from_a_disk(tmp_path: Path, disk: Path) -> None:
     settings = {'from a disk': dict(SMALL, offload=dict(params='nvme', optimizer='cpu', nvme_path=str(disk)))}
     for case, faults in merged(run_ranks(2, evaluated, str(tmp_path), settings)).items():
+        assert not faults, f'{case}: {faults}'
+    assert not list(disk.iterdir())
+
+
+@pytest.mark.parametrize('half', [False, True])
+@pytest.mark.parametrize('what', [optimizer_compared, optimizer_goes_on, spoilt_on_a_disk, buffers])
+def test_optimizer_on_a_disk(what: Callable, half: bool, disk: Path) -> None:
+    for case, faults in merged(run_ranks(2, what, str(disk), half)).items():
+        assert not faults, f'{case}: {faults}'
+    assert not list(disk.iterdir())
+
+
+@pytest.mark.parametrize('half', [False, True])
+def test_shards_off_a_disk(half: bool, disk: Path) -> None:
+    for case, faults in merged(run_ranks(2, shards_go_on, str(disk.parent), half)).items():
         assert not faults, f'{case}: {faults}'
     assert not list(disk.iterdir())
 

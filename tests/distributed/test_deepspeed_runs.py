@@ -30,9 +30,11 @@ class Plain(ToyModel):
         self.stem = torch.nn.Sequential(torch.nn.Linear(12, 12, bias=False), torch.nn.BatchNorm1d(12))
 
 
-def run(folder: str, engine: str, stage: int, epochs: int, half: bool = False, **changes: Any) -> Any:
+def run(
+    folder: str, engine: str, stage: int, epochs: int, half: bool = False, fields: dict | None = None, **changes: Any
+) -> Any:
     wrapper: dict[str, Any] = dict(engine=engine)
-    wrapper |= dict(engine_options=PARTITIONED) if engine == 'deepspeed' else dict(wrap_policy=None)
+    wrapper |= fields or dict(engine_options=PARTITIONED) if engine == 'deepspeed' else dict(wrap_policy=None)
     optim = dict(type='AmpOptimWrapper' if half else 'OptimWrapper', optimizer=dict(type='AdamW', lr=0.01))
     torch.manual_seed(0)
     # Five samples of val: two batches on rank 0, one on rank 1.

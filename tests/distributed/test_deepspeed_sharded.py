@@ -30,17 +30,23 @@ HALF = [('deepspeed', stage, True) for stage in (1, 2, 3)]
 class Odd(ToyModel):
     """With tied and frozen parameters, and a weight of four dimensions that ranks cut anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, filters: int = 3) -> None:
         super().__init__(scalar=False)
         del self.unused
-        self.filters = torch.nn.Parameter(torch.randn(3, 5, 2, 7))
+        self.filters = torch.nn.Parameter(torch.randn(filters, 5, 2, 7))
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None, mode: str = 'tensor') -> Any:
         return super().forward(inputs + self.filters.square().mean(), labels, mode)
 
 
 def run_of(
-    folder: str, setting: Setting, epochs: int, checkpoint: Any = SHARDED, fields: Any = None, **changes: Any
+    folder: str,
+    setting: Setting,
+    epochs: int,
+    checkpoint: Any = SHARDED,
+    fields: Any = None,
+    filters: int = 3,
+    **changes: Any,
 ) -> Any:
     engine, stage, half = setting
     wrapper: dict[str, Any] = dict(type='ZeroModelWrapper', stage=stage, engine=engine)
@@ -53,7 +59,7 @@ def run_of(
     torch.manual_seed(0)
     runner = vector_runner(
         folder,
-        Odd(),
+        Odd(filters),
         train_dataloader=data,
         val_cfg=None,
         val_dataloader=None,
@@ -125,11 +131,11 @@ def test_state_is_the_saved_one(
         assert not faults, f'{case}: {faults}'
 
 
-def goes_on(folder: str, setting: Setting, fields: dict[str, Any]) -> list[str]:
+def goes_on(folder: str, setting: Setting, fields: dict[str, Any], **changes: Any) -> list[str]:
     """A broken run ends as the unbroken one, to the bit."""
-    run_of(f'{folder}/whole', setting, 2, fields=fields)
-    run_of(f'{folder}/broken', setting, 1, fields=fields)
-    runner, _ = run_of(f'{folder}/broken', setting, 2, fields=fields, resume=True)
+    run_of(f'{folder}/whole', setting, 2, fields=fields, **changes)
+    run_of(f'{folder}/broken', setting, 1, fields=fields, **changes)
+    runner, _ = run_of(f'{folder}/broken', setting, 2, fields=fields, resume=True, **changes)
     faults = [] if runner.iter == runner.max_iters else [f'ended at {runner.iter}']
     dist.barrier()
     ends = []

@@ -25,8 +25,8 @@ PARTITIONED = dict(engine_options=dict(zero_optimization=dict(stage3_param_persi
 class Frozen(TinyViT):
     """Its first layers are frozen, so that some groups have nothing to train."""
 
-    def __init__(self) -> None:
-        super().__init__(dropout=0.0)
+    def __init__(self, width: int = 32) -> None:
+        super().__init__(width, dropout=0.0)
         self.patch.requires_grad_(False)
         self.layers[0].requires_grad_(False)
         self.layers[1].norm1.requires_grad_(False)
@@ -41,7 +41,7 @@ def groups_of(model: torch.nn.Module) -> list[dict]:
 
 
 def pair(
-    engine: str, stage: int, half: bool = False, wrapper: dict | None = None, **optim: Any
+    engine: str, stage: int, half: bool = False, wrapper: dict | None = None, width: int = 32, **optim: Any
 ) -> tuple[Any, ZeroOptimWrapper]:
     torch.manual_seed(0)
     fields: dict[str, Any] = dict(stage=stage, engine=engine, **(BF16 if half else {}))
@@ -49,7 +49,7 @@ def pair(
         PARTITIONED if engine == 'deepspeed' else dict(wrap_policy=dict(type='ModuleClassPolicy', classes=['Layer']))
     )
     fields |= wrapper or {}
-    model = ZeroModelWrapper(module=Frozen(), **fields)
+    model = ZeroModelWrapper(module=Frozen(width), **fields)
     optimizer = torch.optim.AdamW(groups_of(model.module), lr=2e-3, weight_decay=0.05)
     settings = dict(clip_grad=dict(max_norm=0.5), dtype='bfloat16' if half else None)
     optim_wrapper = ZeroOptimWrapper(optimizer, **settings, **optim)
@@ -80,13 +80,13 @@ def tensors(state: tuple[dict, dict]) -> dict[str, torch.Tensor]:
     return found
 
 
-def goes_on(stage: int, half: bool, wrapper: dict | None = None) -> list[str]:
+def goes_on(stage: int, half: bool, wrapper: dict | None = None, width: int = 32) -> list[str]:
     """A run that is saved and loaded into a new one goes on to the bit; what is loaded is what was saved."""
-    whole, optim = pair('deepspeed', stage, half, wrapper)
+    whole, optim = pair('deepspeed', stage, half, wrapper, width)
     steps(whole, optim, range(2))
     saved = state_of(whole, optim)
     wanted = steps(whole, optim, range(2, 5))
-    again, own = pair('deepspeed', stage, half, wrapper)
+    again, own = pair('deepspeed', stage, half, wrapper, width)
     load(again, own, saved)
     faults = differing(tensors(state_of(again, own)), tensors(saved)) if dist.get_rank() == 0 else []
     faults += [] if dist.get_rank() == 0 else [f'rank 1 has {x}' for x in state_of(again, own) if x]
@@ -227,9 +227,9 @@ def test_schedulers_alone_own_lr() -> None:
     assert run_ranks(2, scheduled) == [[], []]
 
 
-def not_finite(stage: int, half: bool) -> list[str]:
+def not_finite(stage: int, half: bool, wrapper: dict | None = None, width: int = 32) -> list[str]:
     """What one rank spoils moves nothing, the place is named, and more in a row than allowed end the run on both."""
-    model, optim = pair('deepspeed', stage, half, dict(detect_anomaly=True), max_skips=1)
+    model, optim = pair('deepspeed', stage, half, dict(wrapper or {}, detect_anomaly=True), width, max_skips=1)
     steps(model, optim, range(1))
     before = state_of(model, optim)
     spoilt = image_batch(dist.get_rank())

@@ -25,6 +25,7 @@ def check_training(training: Training, config: ZeroConfig) -> None:
     options = without_auto(config.engine_options or {})
     found = [
         *_batch_faults(options, training),
+        *_hpz_faults(options, training),
         *_clip_faults(options, training),
         *_dtype_faults(options, training),
         *_scale_faults(options, training),
@@ -62,6 +63,15 @@ def _batch_faults(options: Mapping[str, Any], training: Training) -> Found:
         return
     if total != micro * counts * ranks:
         yield 'train_batch_size', _told_batch(total, micro, counts, ranks)
+
+
+def _hpz_faults(options: Mapping[str, Any], training: Training) -> Found:
+    name, ranks = 'zero_hpz_partition_size', training.world_size
+    size = section(options, 'zero_optimization').get(name)
+    # DeepSpeed takes a larger size for that of all ranks.
+    if type(size) is int and ranks is not None and 1 < size < ranks and ranks % size:
+        divisors = ', '.join(str(number) for number in range(2, ranks + 1) if ranks % number == 0)
+        yield f'zero_optimization.{name}', f'got {size}, which does not divide {ranks} ranks; give one of {divisors}'
 
 
 def _told_batch(total: int, micro: int, counts: int, ranks: int) -> str:

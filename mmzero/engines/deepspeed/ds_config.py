@@ -8,12 +8,16 @@ import torch
 from torch import nn
 
 from mmzero.config import ZeroConfig, without_auto
+from mmzero.config.engine_options import PATH
 from mmzero.engines.deepspeed.loss_scale import fp16_section
 from mmzero.engines.deepspeed.precision import HALF
 from mmzero.engines.options import Training
+from mmzero.errors import ConfigError
 
 # DeepSpeed's default; it allocates the bucket whole, whatever the size of the model.
 LARGEST_BUCKET = 500_000_000
+# DeepSpeed's default of offload_optimizer.buffer_count.
+DEFAULT_BUFFERS = 4
 MICRO_BATCH = 'train_micro_batch_size_per_gpu'
 
 _NAMES = {torch.float32: 'fp32', torch.bfloat16: 'bf16', torch.float16: 'fp16'}
@@ -109,6 +113,28 @@ def on_disk(settings: Mapping[str, Any], folder: str) -> dict[str, Any]:
         if isinstance(zero.get(name), Mapping) and zero[name].get('device') == 'nvme'
     }
     return merged(settings, dict(zero_optimization=places))
+
+
+def with_buffers(settings: Mapping[str, Any], needed: int) -> dict[str, Any]:
+    """Have enough buffers for the step of an optimizer on a disk, without which it dies of an assertion.
+
+    Args:
+        settings (Mapping[str, Any]): DeepSpeed's config, with ``offload_optimizer``.
+        needed (int): Buffers that the optimizer takes.
+
+    Returns:
+        dict[str, Any]: A new config.
+
+    Raises:
+        ConfigError: If the config asks for fewer.
+    """
+    given = settings['zero_optimization']['offload_optimizer'].get('buffer_count')
+    if given is not None and given < needed:
+        why = f'the optimizer takes {needed}, for weights, gradients and each entry of its state; got {given}'
+        path = f'{PATH}.zero_optimization.offload_optimizer.buffer_count'
+        raise ConfigError([f'{path}: {why}; give {needed} or more, or leave it out'])
+    buffers = dict(buffer_count=given or max(needed, DEFAULT_BUFFERS))
+    return merged(settings, dict(zero_optimization=dict(offload_optimizer=buffers)))
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.base import Engine, assert_bound
 from mmzero.engines.buffers import BufferBroadcast
 from mmzero.engines.deepspeed.agreement import check_training
-from mmzero.engines.deepspeed.ds_config import ds_config, max_norm, on_disk
+from mmzero.engines.deepspeed.ds_config import ds_config, max_norm, on_disk, with_buffers
 from mmzero.engines.deepspeed.following import FollowingModules, without_preprocessor
 from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.groups import AllGroups
 from mmzero.engines.deepspeed.local_parts import FragmentParts
 from mmzero.engines.deepspeed.loss_scale import Scaler
 from mmzero.engines.deepspeed.optimizer_state import gather_state, load_shards, scatter_state, shards_of_state
-from mmzero.engines.deepspeed.package import import_deepspeed, known_local_rank, without_memory_reports
+from mmzero.engines.deepspeed.package import forget_groups, import_deepspeed, known_local_rank, without_memory_reports
 from mmzero.engines.deepspeed.precision import HALF, HalfPrecision, autocast_inside
 from mmzero.engines.deepspeed.refusals import (
     check_autocast,
@@ -31,6 +31,7 @@ from mmzero.engines.deepspeed.refusals import (
     check_optimizer,
 )
 from mmzero.engines.deepspeed.swap import SwapFolder
+from mmzero.engines.deepspeed.swapped import buffers_needed
 from mmzero.engines.deepspeed.weights import Weights, with_whole
 from mmzero.engines.gradients import describe_losses
 from mmzero.engines.local_parts import LocalParts
@@ -149,9 +150,12 @@ class DeepSpeedEngine(Engine):
         if self.config.offload.to_disk:
             self.swap = SwapFolder(str(self.config.offload.nvme_path))
             settings = on_disk(settings, str(self.swap.path))
+        if optimizer is not None and self.config.offload.optimizer == 'nvme':
+            settings = with_buffers(settings, buffers_needed(optimizer))
         dtype = self.config.precision.param_dtype
         if dtype in HALF:
             self.half = HalfPrecision(model, dtype, self.device.type)
+        forget_groups()
         with known_local_rank(self.device), without_memory_reports(), without_preprocessor(model):
             runtime, *_ = self.deepspeed.initialize(
                 model=model, optimizer=optimizer, config=settings, dist_init_required=False

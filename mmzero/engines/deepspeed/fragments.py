@@ -7,6 +7,7 @@ flat tensor that the optimizer steps; its state has tensors of the same shape. S
 read a weight, or an entry of the state, and to write it, whichever class of DeepSpeed's made it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mmzero.engines.deepspeed.swapped import SwappedGroups
 from mmzero.engines.flat_shard import FlatShard
 
 
@@ -60,12 +62,16 @@ class Fragments:
         self.device = device
         params, flats, _ = _lists(zero)
         self._flats: str = flats
+        self._swapped = SwappedGroups(zero)
         self.of = {
             param: _fragment(zero, param, index) for index, group in enumerate(getattr(zero, params)) for param in group
         }
 
     def flat(self, group: int) -> Tensor:
         """The master weights of a group that this rank holds."""
+        return self._swapped.flat(group) if group in self._swapped else self._key(group)
+
+    def _key(self, group: int) -> Tensor:
         return getattr(self.zero, self._flats)[group]
 
     def own(self, param: nn.Parameter) -> Tensor:
@@ -75,7 +81,31 @@ class Fragments:
 
     def entries(self, group: int) -> dict[str, Any]:
         """The optimizer's state of a group."""
-        return self.zero.optimizer.state.get(self.flat(group), {})
+        if group in self._swapped:
+            return self._swapped.entries(group)
+        return self.zero.optimizer.state.get(self._key(group), {})
+
+    def make_entries(self, group: int, plain: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> None:
+        """Give a group state that is filled afterwards.
+
+        Args:
+            group (int): The group's number.
+            plain (Mapping[str, Any]): Entries that are no tensors of the flat tensor's shape.
+            dtypes (Mapping[str, torch.dtype]): Of those that are, by name; what is there already stays.
+        """
+        plain = {name: value.clone() if isinstance(value, Tensor) else value for name, value in plain.items()}
+        if group in self._swapped:
+            # In the dtype of the files.
+            self._swapped.make(group, plain, list(dtypes))
+            return
+        flat = self._key(group)
+        state = self.zero.optimizer.state.setdefault(flat, {})
+        if not plain and not dtypes:
+            state.clear()
+        state.update(plain)
+        for name, dtype in dtypes.items():
+            if not isinstance(state.get(name), Tensor) or state[name].shape != flat.shape:
+                state[name] = torch.zeros_like(flat, dtype=dtype, requires_grad=False)
 
     def shard(self, param: nn.Parameter, part: Tensor) -> FlatShard:
         """Show a run of a parameter as a shard.
@@ -128,7 +158,10 @@ class Fragments:
         # As its step does: what a forward has left gathered would keep the values from before.
         self.zero._partition_all_parameters()
         for group in range(len(self.zero.fp16_groups)):
-            self.zero._reassign_or_swap_out_partitioned_parameters(group)
+            with self._swapped.in_memory(group):
+                self.zero._reassign_or_swap_out_partitioned_parameters(group)
+        # The copies within a node, of hpZ.
+        self.zero.invalidate_secondary_tensor()
         if self.zero.persistent_parameters:
             self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
 

@@ -214,22 +214,16 @@ def _parts_of(
     param: nn.Parameter, fragments: Fragments, entries: dict[str, Any], plain: dict[int, dict]
 ) -> Iterator[tuple[str, Tensor]]:
     fragment = fragments.of[param]
-    flat = fragments.flat(fragment.group)
-    state = fragments.zero.optimizer.state.setdefault(flat, {})
-    if not entries:
-        state.clear()
-    for name, value in plain[fragment.group].items():
-        state[name] = value.clone() if isinstance(value, Tensor) else value
-    for name, entry in entries.items():
-        if not isinstance(entry, Whole):
-            continue
+    wholes = {name: entry for name, entry in entries.items() if isinstance(entry, Whole)}
+    for name, entry in wholes.items():
         if entry.shape != tuple(fragment.shape):
             raise CheckpointError(
                 f"{name} of the checkpoint's optimizer has shape {entry.shape}, the parameter "
                 f'{tuple(fragment.shape)}: another optimizer, or another order of parameters; {ADVICE}'
             )
-        if name not in state or not isinstance(state[name], Tensor) or state[name].shape != flat.shape:
-            state[name] = torch.zeros_like(flat, dtype=entry.dtype, requires_grad=False)
+    fragments.make_entries(fragment.group, plain[fragment.group], {name: entry.dtype for name, entry in wholes.items()})
+    state = fragments.entries(fragment.group)
+    for name in wholes:
         yield name, fragment.of(state[name])
 
 

@@ -85,6 +85,12 @@ def without_memory_reports() -> Iterator[None]:
         yield
 
 
+def forget_groups() -> None:
+    """Have deepspeed make the groups of hpZ anew: it keeps those of the process's first model for all later ones."""
+    module: Any = importlib.import_module('deepspeed.utils.groups')
+    module._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+
+
 def _leave_op_unbuilt(deepspeed: Any) -> None:
     """Keep deepspeed from compiling its all-reduce through shared memory, which only inference on a CPU uses.
 

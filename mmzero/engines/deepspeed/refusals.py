@@ -40,7 +40,8 @@ def _faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
     yet = "is not supported yet under engine='deepspeed'; leave it out, " + _INSTEAD
     default = ZeroConfig()
     if config.mesh.replicate > 1:
-        yield f'{_PATH}.mesh: replicate={config.mesh.replicate} {yet}'
+        hint = "parameters, though not the optimizer's state, stay within a node by zero_hpz_partition_size"
+        yield f'{_PATH}.mesh: replicate={config.mesh.replicate} {yet}. {hint} of {OPTIONS}.zero_optimization'
     if config.wrap_policy not in (None, default.wrap_policy):
         yield f'{_PATH}.wrap_policy: {yet}. DeepSpeed gathers module by module'
     if config.overrides:
@@ -60,9 +61,6 @@ def _faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
         )
     if config.offload.params is not None and config.stage != 3:
         yield f'{_PATH}.offload.params: DeepSpeed has it at stage 3 only, got stage={config.stage}; remove it'
-    if config.offload.optimizer == 'nvme':
-        why = "'nvme' is not supported yet, since what is swapped out could not be saved; use 'cpu', with params='nvme'"
-        yield f'{_PATH}.offload.optimizer: {why}'
     if (
         config.precision.param_dtype == torch.float16
         and not deepspeed.accelerator.get_accelerator().is_fp16_supported()
@@ -97,6 +95,9 @@ def _option_faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
             'other weights; remove it'
         )
         yield f'{OPTIONS}.zero_optimization.round_robin_gradients: {why}'
+    if config.stage < 3 and section(options, 'zero_optimization').get('zero_hpz_partition_size') not in (None, 0, 1):
+        why = f'DeepSpeed has it at stage 3 only, got stage={config.stage}; remove it'
+        yield f'{OPTIONS}.zero_optimization.zero_hpz_partition_size: {why}'
     for path, why in key_faults(options, deepspeed):
         yield f'{OPTIONS}.{path}: {why}'
     if section(options, 'data_types').get('grad_accum_dtype') not in (None, 'fp32', 'bf16', 'fp16'):

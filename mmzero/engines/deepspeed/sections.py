@@ -47,16 +47,10 @@ def _is_true(value: Any) -> bool:
     return value is True
 
 
-def _above(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, (int, float)) and value > least
-
-
-_OTHERS = 'has groups of ranks of its own hold the parameters, which mmzero cannot save yet; remove it'
 _QUANTISED = 'is not supported yet: it needs CUDA, and was never tried here; remove it'
 _SKIPPED = 'a step whose gradients are not finite is skipped, which DeepSpeed tells by this; remove it'
 WITHIN: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
     'zero_optimization': {
-        'zero_hpz_partition_size': (_above(1), _OTHERS),
         'zero_quantized_weights': (_is_true, _QUANTISED),
         'zero_quantized_nontrainable_weights': (_is_true, _QUANTISED),
         'zero_quantized_gradients': (_is_true, _QUANTISED),

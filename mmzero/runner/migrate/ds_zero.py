@@ -72,9 +72,6 @@ def _offload(draft: Draft, path: str, name: str, value: Any) -> dict[str, Any]:
     if draft.engine == 'deepspeed' and field == 'params' and draft.stage != 3:
         draft.lost(path, value, 'DeepSpeed offloads parameters at stage 3 alone')
         return {}
-    if device == 'nvme' and field == 'optimizer':
-        draft.lost(path, value, "not supported yet, since what is swapped out could not be saved; 'cpu' is there")
-        return {}
     targets = {f'model_wrapper_cfg.offload.{field}': device}
     if device == 'nvme' and folder is not None:
         targets['model_wrapper_cfg.offload.nvme_path'] = str(folder)

@@ -218,13 +218,11 @@ CASES = {
         | dict(
             zero_optimization=dict(
                 stage=3,
-                zero_hpz_partition_size=2,
                 zero_quantized_weights=True,
                 zero_quantized_gradients=True,
             )
         ),
         (
-            'zero_optimization.zero_hpz_partition_size: has groups of ranks of its own',
             'zero_optimization.zero_quantized_weights: is not supported yet',
             'zero_optimization.zero_quantized_gradients: is not supported yet',
             'bf16.check_grad_overflow: a step whose gradients are not finite is skipped',
@@ -247,6 +245,11 @@ CASES = {
             'engine_options: bf16 and fp16 are enabled; enable one',
             'enabled: got True, and optim_wrapper.dtype is float32',
         ),
+    ),
+    'hpZ': Case(dict(BASE, zero_optimization=dict(STAGE_3, zero_hpz_partition_size=2))),
+    'hpZ at stage 2': Case(
+        dict(BASE, zero_optimization=dict(stage=2, zero_hpz_partition_size=8)),
+        ('zero_optimization.zero_hpz_partition_size: DeepSpeed has it at stage 3 only, got stage=2',),
     ),
     'parameters to the host at stage 2': Case(
         dict(BASE, zero_optimization=dict(STAGE_2, offload_param=TO_CPU)),

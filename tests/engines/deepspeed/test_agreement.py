@@ -41,6 +41,13 @@ def test_what_says_the_same() -> None:
     )
 
 
+def test_hpz_divides_the_ranks() -> None:
+    (fault,) = faults(dict(zero_optimization=dict(zero_hpz_partition_size=3)))
+    assert fault.startswith('zero_optimization.zero_hpz_partition_size: got 3, which does not divide 8 ranks; give one')
+    for size in (1, 2, 8, 16):
+        assert faults(dict(zero_optimization=dict(zero_hpz_partition_size=size))) == []
+
+
 def test_the_batch_that_circulates() -> None:
     """1536 = 1 x 1536 on 64 ranks."""
     (fault,) = faults(dict(train_batch_size=1536), Training(1536, batch_size=1, world_size=64))

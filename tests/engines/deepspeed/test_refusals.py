@@ -36,7 +36,7 @@ def test_fields_come_together() -> None:
         overrides=(OverrideConfig(('x',), shard=False),),
         precision=PrecisionConfig(torch.float16, torch.bfloat16, torch.bfloat16, keep_fp32=('norm',)),
         compile=CompileConfig(is_asked=True),
-        offload=OffloadConfig(params='cpu', optimizer='nvme', nvme_path='/x'),
+        offload=OffloadConfig(params='cpu'),
         no_sync=True,
         find_unused_parameters=True,
     )
@@ -52,7 +52,6 @@ def test_fields_come_together() -> None:
         'precision.keep_fp32',
         'find_unused_parameters',
         'offload.params',
-        'offload.optimizer',
         'precision.param_dtype',
     ]
     check_config(ZeroConfig(engine='deepspeed'), deepspeed_with())

@@ -1,0 +1,116 @@
+"""Flat tensors of an optimizer whose state lies on a disk between steps (ZeRO-Infinity, arXiv:2104.07857).
+
+[Note: mapped files]
+At stage 3 DeepSpeed keeps a file for each flat tensor that is large enough: of master weights, and of each entry of
+their state. Its step reads the files of one group at a time into buffers, and writes them back; in between the tensors
+are empty. What is read or written here is mapped from the files, so that no more comes into memory than is touched. A
+mapping lives for as long as its tensor does, and DeepSpeed, which reads without the page cache, first has the kernel
+write back what a mapping has changed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SwappedGroups:
+    """The groups of a ZeRO optimizer whose masters and state lie in files.
+
+    Args:
+        zero: DeepSpeed's ZeRO optimizer.
+    """
+
+    def __init__(self, zero: Any) -> None:
+        self._zero = zero
+        self._swapper = getattr(zero, 'optimizer_swapper', None)
+
+    def __contains__(self, group: int) -> bool:
+        """Whether a group's are on the disk, which small ones are not."""
+        return self._swapper is not None and self._zero._swappable_optimizer_subgroup(group)
+
+    def _key(self, group: int) -> Tensor:
+        return self._zero.fp32_partitioned_groups_flat[group]
+
+    def _info(self, group: int) -> Any:
+        return self._swapper.swap_params_info[self._swapper.parameter_id(self._key(group))]
+
+    def _mapped(self, group: int, context: Any) -> Tensor:
+        info = self._info(group)
+        return torch.from_file(context.swap_path, shared=True, size=info.numel(), dtype=info.dtype())
+
+    def flat(self, group: int) -> Tensor:
+        """The master weights of a group: mapped, what is written goes into the file."""
+        return self._mapped(group, self._info(group).tensors[0])
+
+    def entries(self, group: int) -> dict[str, Any]:
+        """The optimizer's state of a group: as the optimizer has it, with what is on the disk mapped."""
+        there = {id(context.compute_tensor): context for context in self._info(group).tensors[1:]}
+        return {
+            name: self._mapped(group, there[id(value)]) if id(value) in there else value
+            for name, value in self._zero.optimizer.state.get(self._key(group), {}).items()
+        }
+
+    def make(self, group: int, plain: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Give a group state, of zeros; nothing where it has that already.
+
+        Args:
+            group (int): Its number.
+            plain (Mapping[str, Any]): Entries that are no tensors of the group's shape, such as counters.
+            names (Sequence[str]): Those that are.
+        """
+        state, info = self._zero.optimizer.state.setdefault(self._key(group), {}), self._info(group)
+        if {name for name, value in self.entries(group).items() if _is_flat(value, info)} != set(names):
+            state.clear()
+            # As DeepSpeed's purge_state: another step, or the lines below, make the files anew.
+            info.tensors, info.has_state_tensors = info.tensors[:1], False
+        state.update(plain)
+        if not names or info.has_state_tensors:
+            return
+        self._zero._optimizer_states_and_gradient_swap_in(group)
+        state.update({name: torch.zeros(info.numel(), dtype=info.dtype()) for name in names})
+        self._zero._optimizer_states_and_gradient_swap_out(group)
+
+    @contextmanager
+    def in_memory(self, group: int) -> Iterator[None]:
+        """Have a group's masters and state where DeepSpeed looks for them, to be read.
+
+        Args:
+            group (int): Its number; one that is not on the disk is there already.
+        """
+        if group not in self:
+            yield
+            return
+        self._zero._optimizer_states_and_gradient_swap_in(group)
+        try:
+            yield
+        finally:
+            self._zero._release_swap_buffers(group)
+
+
+def _is_flat(value: Any, info: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == info.numel() and value.dim() == 1
+
+
+def buffers_needed(optimizer: torch.optim.Optimizer) -> int:
+    """Count the buffers that DeepSpeed takes for the group that it steps.
+
+    Args:
+        optimizer (torch.optim.Optimizer): The user's.
+
+    Returns:
+        int: One for the masters, one for gradients, and one for each entry of the state of their shape, found by a
+        step of one small parameter with the options of each group.
+    """
+    return 2 + max(_state_tensors(optimizer, group) for group in optimizer.param_groups)
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> int:
+    probe = torch.nn.Parameter(torch.zeros(2))
+    probe.grad = torch.ones(2)
+    options = {name: value for name, value in group.items() if name in optimizer.defaults}
+    tried = type(optimizer)([dict(options, params=[probe])])
+    tried.step()
+    return sum(isinstance(value, Tensor) and value.shape == probe.shape for value in tried.state[probe].values())
