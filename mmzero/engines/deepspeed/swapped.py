@@ -25,7 +25,7 @@ class SwappedGroups:
 
     def __init__(self, zero: Any) -> None:
         self._zero = zero
-        self._swapper = getattr(zero, 'optimizer_swapper', None)
+        self._swapper: Any = getattr(zero, 'optimizer_swapper', None)
 
     def __contains__(self, group: int) -> bool:
         """Whether a group's are on the disk, which small ones are not."""
@@ -111,6 +111,7 @@ def _state_tensors(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -
     probe = torch.nn.Parameter(torch.zeros(2))
     probe.grad = torch.ones(2)
     options = {name: value for name, value in group.items() if name in optimizer.defaults}
-    tried = type(optimizer)([dict(options, params=[probe])])
+    cls: Any = type(optimizer)
+    tried = cls([dict(options, params=[probe])])
     tried.step()
     return sum(isinstance(value, Tensor) and value.shape == probe.shape for value in tried.state[probe].values())
