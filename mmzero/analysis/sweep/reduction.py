@@ -69,7 +69,8 @@ def walk(value: Any) -> Iterator[dict]:
 
 def _drop_pretrained(part: dict) -> None:
     if part.get('pretrained') is not None and not isinstance(part['pretrained'], dict):
-        part['pretrained'] = None
+        # timm's backbones want to be told.
+        part['pretrained'] = False if isinstance(part['pretrained'], bool) else None
     init = part.get('init_cfg')
     entries = init if isinstance(init, (list, tuple)) else [init]
     left = [entry for entry in entries if not _reads_file(entry)]

@@ -22,7 +22,10 @@ def test_sizes_norms_and_weights_change_and_nothing_else() -> None:
             norm_cfg=dict(type='SyncBN', eps=1e-3),
             init_cfg=dict(type='Pretrained', checkpoint='https://none.invalid/a.pth'),
         ),
-        neck=dict(init_cfg=[dict(type='Kaiming', layer='Conv2d'), dict(type='Pretrained', checkpoint='b.pth')]),
+        neck=dict(
+            pretrained=True,
+            init_cfg=[dict(type='Kaiming', layer='Conv2d'), dict(type='Pretrained', checkpoint='b.pth')],
+        ),
         bbox_head=dict(size=(7, 7), norm_cfg=dict(type='GN', num_groups=32), init_cfg=dict(checkpoint='c.pth')),
     )
     cfg = Config(dict(model=model, data_preprocessor=dict(type='DetDataPreprocessor', batch_augments=[pad])))
@@ -31,7 +34,7 @@ def test_sizes_norms_and_weights_change_and_nothing_else() -> None:
     expected['pretrained'] = None
     expected['backbone'].update(norm_cfg=dict(type='BN', eps=1e-3), init_cfg=None)
     expected['bbox_head']['init_cfg'] = None
-    expected['neck']['init_cfg'] = [dict(type='Kaiming', layer='Conv2d')]
+    expected['neck'].update(pretrained=False, init_cfg=[dict(type='Kaiming', layer='Conv2d')])
     expected['data_preprocessor'] = dict(
         type='DetDataPreprocessor', batch_augments=[dict(type='BatchFixedSizePad', size=(96, 96), img_pad_value=0)]
     )
