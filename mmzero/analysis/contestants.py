@@ -1,4 +1,4 @@
-"""Four ways to train the same model on the same data: the pair, and what it is measured against."""
+"""Ways to train the same model on the same data: the pair, and what it is measured against."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +12,15 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from mmzero._compat import ddp_buffer_arguments
 from mmzero.analysis.by_hand import by_hand
+from mmzero.analysis.deepspeed_by_hand import deepspeed_by_hand
 from mmzero.analysis.setting import Batch, Setting, Step
 from mmzero.engines.fsdp2.stages import STAGES
 from mmzero.wrappers import ZeroModelWrapper, ZeroOptimWrapper
 
 PAIR, BY_HAND, FSDP1, DDP = 'pair', 'fully_shard by hand', 'MMFullyShardedDataParallel', 'MMDistributedDataParallel'
+DEEPSPEED = 'deepspeed.initialize by hand'
+HANDS = dict(fsdp2=BY_HAND, deepspeed=DEEPSPEED)
+"""What the pair is held against, by its engine."""
 
 
 def contestants(setting: Setting) -> dict[str, Step]:
@@ -28,6 +32,8 @@ def contestants(setting: Setting) -> dict[str, Step]:
     Returns:
         dict[str, Step]: By name, the pair first.
     """
+    if setting.engine == 'deepspeed':
+        return {PAIR: pair(setting), DEEPSPEED: deepspeed_by_hand(setting), DDP: mmengine_ddp(setting)}
     return {
         PAIR: pair(setting),
         BY_HAND: by_hand(setting),
@@ -51,10 +57,13 @@ def build_pair(setting: Setting) -> tuple[ZeroModelWrapper, ZeroOptimWrapper]:
         tuple[ZeroModelWrapper, ZeroOptimWrapper]: The pair.
     """
     dtype = 'bfloat16' if setting.bf16 else None
+    # DeepSpeed has no units.
+    units = dict(type='ModuleClassPolicy', classes=[setting.unit.__name__]) if setting.engine == 'fsdp2' else None
     model = ZeroModelWrapper(
         setting.model(),
         stage=setting.stage,
-        wrap_policy=dict(type='ModuleClassPolicy', classes=[setting.unit.__name__]),
+        engine=setting.engine,
+        wrap_policy=units,
         precision=dict(param_dtype=dtype),
     )
     return model, ZeroOptimWrapper(setting.optimizer(model), dtype=dtype, **setting.optim_wrapper)

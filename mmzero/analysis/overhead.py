@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmzero.analysis.collectives import CollectiveLog
-from mmzero.analysis.contestants import BY_HAND, FSDP1, PAIR, contestants
+from mmzero.analysis.contestants import BY_HAND, FSDP1, HANDS, PAIR, contestants
 from mmzero.analysis.paired import MedianRatio, largest_over_ranks, median_ratio, timed_rounds
 from mmzero.analysis.setting import Batch, Setting, Step
 from mmzero.analysis.syncs import runtime_syncs
@@ -91,7 +91,7 @@ def measure_overhead(
         rounds (int): Timed steps of each.
         batch_size (int): Of a micro-batch on a rank. Defaults to 4.
         seed (int): Of the orders and the bootstrap. Defaults to 0.
-        make (Callable[[Setting], dict[str, Step]]): Builds the contestants. Defaults to all four.
+        make (Callable[[Setting], dict[str, Step]]): Builds the contestants. Defaults to all of the engine's.
 
     Returns:
         Overhead: The same on every rank.
@@ -166,7 +166,7 @@ def _faults_of_all_ranks(setting: Setting, costs: dict[str, Cost]) -> tuple[str,
         if cost.loss_difference > (bound := _bound(setting, name)):
             mine.append(f'{name}: losses differ from the pair by {cost.loss_difference:.1e}, more than {bound:.0e}')
     for what in ('collectives', 'moved', 'syncs'):
-        ours, by_hand = getattr(costs[PAIR], what), getattr(costs[BY_HAND], what)
+        ours, by_hand = getattr(costs[PAIR], what), getattr(costs[HANDS[setting.engine]], what)
         if ours != by_hand:
             mine.append(f'{what} of the pair and by hand are not equal: {ours} and {by_hand}')
     ranks: list[Any] = [None] * dist.get_world_size()
@@ -177,6 +177,7 @@ def _faults_of_all_ranks(setting: Setting, costs: dict[str, Cost]) -> tuple[str,
 def _describe(setting: Setting, rounds: int, batch_size: int) -> dict[str, Any]:
     model = setting.model()
     return dict(
+        engine=setting.engine,
         stage=setting.stage,
         accumulation=setting.accumulation,
         dtype='bfloat16' if setting.bf16 else 'float32',

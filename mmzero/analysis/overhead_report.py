@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from mmzero.analysis.contestants import BY_HAND, PAIR
+from mmzero.analysis.contestants import HANDS, PAIR
 from mmzero.analysis.overhead import Overhead
 
 LIMIT = 1.05
@@ -57,7 +57,7 @@ def _heading(found: Overhead) -> str:
 def _conclusion(found: Overhead) -> list[str]:
     if found.faults:
         return [f'FAULT {fault}' for fault in found.faults]
-    high = found.costs[BY_HAND].ratio.high
+    high = found.costs[HANDS[found.setting['engine']]].ratio.high
     verdict = 'within' if high <= LIMIT else 'NOT within'
     return [
         'The pair and the loop by hand are equal in collectives, elements moved and device syncs, and so are losses.',

@@ -27,6 +27,7 @@ class Setting:
         accumulation (int): Micro-batches per optimizer step. Defaults to 1.
         bf16 (bool): Units in bfloat16 under autocast. Defaults to False.
         max_norm (float): Gradients are clipped to it. Defaults to 1.
+        engine (str): The pair's: 'fsdp2' or 'deepspeed'. Defaults to 'fsdp2'.
     """
 
     build: Callable[[], BaseModel]
@@ -36,6 +37,7 @@ class Setting:
     accumulation: int = 1
     bf16: bool = False
     max_norm: float = 1.0
+    engine: str = 'fsdp2'
 
     def model(self) -> BaseModel:
         """Build the model: the same one each time."""

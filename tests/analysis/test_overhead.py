@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mmzero.analysis.contestants import BY_HAND, DDP, FSDP1, PAIR, contestants
+from mmzero.analysis.contestants import BY_HAND, DDP, DEEPSPEED, FSDP1, PAIR, contestants
 from mmzero.analysis.overhead import Overhead, measure_overhead
 from mmzero.analysis.overhead_report import overhead_table
 from mmzero.analysis.setting import Setting, Step
@@ -128,3 +128,23 @@ def test_wrong_options_are_refused_before_ranks_start(wrong: tuple) -> None:
     done = run(sys.executable, ROOT / 'tools/analysis_tools/benchmark.py', *wrong)
     assert done.returncode == 2
     assert wrong[0] in done.stdout and 'Traceback' not in done.stdout
+
+
+def measure_deepspeed() -> dict[str, Overhead]:
+    cells = {**CELLS, 'stage 1, bf16': dict(stage=1, bf16=True), 'stage 2, bf16': dict(stage=2, bf16=True)}
+    return {
+        name: measure_overhead(setting(engine='deepspeed', **cell), rounds=1, batch_size=2)
+        for name, cell in cells.items()
+    }
+
+
+@pytest.mark.deepspeed
+def test_deepspeed_says_what_a_loop_by_hand_says() -> None:
+    """And asks Python for little more: what MMEngine's loop does around each micro-batch and step."""
+    for rank in run_ranks(2, measure_deepspeed):
+        for name, found in rank.items():
+            assert found.faults == (), name
+            ours, by_hand = found.costs[PAIR], found.costs[DEEPSPEED]
+            assert ours.collectives and ours.collectives == by_hand.collectives, name
+            more = ours.python_calls - by_hand.python_calls
+            assert more <= 200 + 250 * found.setting['accumulation'], f'{name}: {more} more of {by_hand.python_calls}'

@@ -1,5 +1,7 @@
 """Measure the pair's step against fully_shard by hand, MMEngine's FSDP and DDP, in one process group.
 
+With --engine deepspeed against deepspeed.initialize by hand and DDP.
+
 Under torchrun it joins its ranks, else it starts them. Times of a busy machine drift, so steps are interleaved and
 ratios of neighbouring ones are taken; see mmzero/analysis/paired.py. The model is a ViT-Tiny of 8 blocks on noise;
 models of other configs are not measured yet.
@@ -28,6 +30,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--quick', action='store_true', help='stage 3 instead of all stages')
     parser.add_argument('--stages', type=int, nargs='+', choices=(1, 2, 3), help='ZeRO stages')
+    parser.add_argument('--engine', choices=('fsdp2', 'deepspeed'), default='fsdp2', help="the pair's")
     parser.add_argument('--accumulation', type=positive, default=1, help='micro-batches per optimizer step')
     add_vit_options(parser)
     parser.add_argument('--out', type=Path, help='a JSON file to write')
@@ -43,7 +46,9 @@ def main() -> None:
     found = []
     for stage in args.stages:
         bf16 = args.dtype == 'bfloat16'
-        setting = Setting(vit_of(args), ViTBlock, device, stage=stage, accumulation=args.accumulation, bf16=bf16)
+        setting = Setting(
+            vit_of(args), ViTBlock, device, stage, accumulation=args.accumulation, bf16=bf16, engine=args.engine
+        )
         found.append(measure_overhead(setting, rounds=args.rounds, batch_size=args.batch_size, seed=args.seed))
         if dist.get_rank() == 0:
             print(overhead_table(found[-1]), flush=True)
