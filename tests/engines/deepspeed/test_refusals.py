@@ -128,6 +128,18 @@ def scalars(stage: int) -> None:
     bare(ToyModel(), stage)
 
 
+def two_dtypes(stage: int) -> None:
+    model = ToyModel(scalar=False)
+    model.head.to(torch.bfloat16)
+    try:
+        bare(model, stage)
+    except AssertionError as error:
+        raise RuntimeError('not one dtype') from error
+    # They were flattened together.
+    if model.head.weight.dtype != torch.bfloat16:
+        raise RuntimeError('not one dtype')
+
+
 def frozen_groups(stage: int) -> None:
     model = ToyModel(scalar=False)
     bare(model, stage, [dict(params=[param]) for param in model.parameters()])
@@ -174,6 +186,7 @@ def unused_parameters(stage: int) -> None:
 # deepspeed keeps process groups for good, so that all this runs in a process of its own.
 FAILURES: dict[str, tuple[Any, tuple[int, ...], str]] = {
     'refused: 0-dim parameters': (scalars, STAGES, 'cannot be 0 to view Float as Byte'),
+    'refused: trained parameters of two dtypes': (two_dtypes, STAGES, 'not one dtype'),
     'refused: other norms': (infinity_norm, (1, 2), 'only L2 norm supported'),
     'refused: find_unused_parameters': (unused_parameters, STAGES, 'decayed'),
     'refused: Adagrad': (new_adagrad, STAGES, 'another Adagrad'),
