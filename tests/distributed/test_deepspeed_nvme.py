@@ -24,8 +24,9 @@ pytestmark = [pytest.mark.deepspeed, pytest.mark.distributed, pytest.mark.slow]
 PARTITIONED = dict(zero_optimization=dict(stage3_param_persistence_threshold=50))
 
 
-# A rank's half of a flat tensor lies on the disk from 262,144 elements on; here one does, and smaller ones do not.
-WIDE = 256
+# A rank's half of a flat tensor lies on the disk from 262,144 elements on; here some do, and smaller ones do not. Sizes
+# are no multiples of 128, so that DeepSpeed's reads of gradients would not come where they should.
+WIDE = 428
 GROUPS = dict(zero_optimization=dict(stage3_param_persistence_threshold=50, sub_group_size=300_000))
 
 

@@ -17,7 +17,7 @@ from tests.models import detection_batch
 pytestmark = [pytest.mark.deepspeed, pytest.mark.distributed, pytest.mark.slow]
 
 CONFIG = 'configs/dino_swin_l_zero3.py'
-SIDE = 192
+SIDE = 128
 NUMEL = 218_332_544
 # By default buffers for a tensor of 100 million elements, five times.
 OPTIONS = dict(

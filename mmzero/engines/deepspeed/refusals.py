@@ -98,6 +98,10 @@ def _option_faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
     if config.stage < 3 and section(options, 'zero_optimization').get('zero_hpz_partition_size') not in (None, 0, 1):
         why = f'DeepSpeed has it at stage 3 only, got stage={config.stage}; remove it'
         yield f'{OPTIONS}.zero_optimization.zero_hpz_partition_size: {why}'
+    is_fast = section(section(options, 'zero_optimization'), 'offload_optimizer').get('fast_init') is True
+    if is_fast and config.offload.params == config.offload.optimizer == 'nvme':
+        why = 'DeepSpeed would read weights to where its operator reads nothing, and train from others; remove it'
+        yield f'{OPTIONS}.zero_optimization.offload_optimizer.fast_init: {why}'
     for path, why in key_faults(options, deepspeed):
         yield f'{OPTIONS}.{path}: {why}'
     if section(options, 'data_types').get('grad_accum_dtype') not in (None, 'fp32', 'bf16', 'fp16'):

@@ -6,6 +6,12 @@ their state. Its step reads the files of one group at a time into buffers, and w
 are empty. What is read or written here is mapped from the files, so that no more comes into memory than is touched. A
 mapping lives for as long as its tensor does, and DeepSpeed, which reads without the page cache, first has the kernel
 write back what a mapping has changed.
+
+[Note: gradients do not go to the disk]
+DeepSpeed would write those of a megabyte and more, and read each to where it belongs in a buffer. Its operator reads
+nothing to an address that is not a multiple of 512 bytes, and says that it did: from the first parameter of another
+size on, a group steps with whatever the buffer held (DeepSpeed 0.19.8). They lie in memory all the time anyway, where
+they are accumulated, so here they are taken from there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +32,22 @@ class SwappedGroups:
     def __init__(self, zero: Any) -> None:
         self._zero = zero
         self._swapper: Any = getattr(zero, 'optimizer_swapper', None)
+        if self._swapper is not None:
+            self._swapper.swap_out_gradients = self._keep_gradients
 
     def __contains__(self, group: int) -> bool:
         """Whether a group's are on the disk, which small ones are not."""
         return self._swapper is not None and self._zero._swappable_optimizer_subgroup(group)
+
+    def _keep_gradients(
+        self, parameter: Tensor, gradient_offsets: Sequence[int], gradient_tensors: Sequence[Tensor]
+    ) -> None:
+        """Note where a group's gradients are; see [Note: gradients do not go to the disk]."""
+        kept = self._swapper.swap_params_info[self._swapper.parameter_id(parameter)].unswapped_gradients
+        # Copies that DeepSpeed has made for a GPU, of what it accumulates on the host, go back there.
+        place = self._zero.grad_partitions_flat_buffer.device
+        for offset, gradient in zip(gradient_offsets, gradient_tensors, strict=True):
+            kept[offset] = gradient.to(place)
 
     def _key(self, group: int) -> Tensor:
         return self._zero.fp32_partitioned_groups_flat[group]

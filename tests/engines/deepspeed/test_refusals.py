@@ -58,6 +58,17 @@ def test_fields_come_together() -> None:
     check_config(ZeroConfig(engine='deepspeed', precision=PrecisionConfig(torch.float16)), deepspeed_with(fp16=True))
 
 
+@pytest.mark.parametrize('params', ['nvme', 'cpu'])
+def test_what_reads_to_odd_places_is_refused(params: str) -> None:
+    options = dict(zero_optimization=dict(offload_optimizer=dict(fast_init=True)))
+    offload = OffloadConfig(params=params, optimizer='nvme', nvme_path='/x')
+    # This package knows no key at all.
+    with pytest.raises(ConfigError) as caught:
+        check_config(ZeroConfig(engine='deepspeed', engine_options=options, offload=offload), deepspeed_with())
+    wanted = 'zero_optimization.offload_optimizer.fast_init: DeepSpeed would read weights'
+    assert any(wanted in fault for fault in caught.value.faults) == (params == 'nvme')
+
+
 def test_scalars_are_named() -> None:
     with pytest.raises(PlanError, match=r'this ToyModel has 3: blocks.0.scale, .* give them the shape \(1,\)'):
         check_model(ToyModel())
