@@ -145,7 +145,7 @@ def _loss_difference(name: str, losses: dict[str, list[list[float]]], device: to
 
 
 def _bound(setting: Setting, name: str) -> float:
-    """The design's bound in fp32; in bf16 only the loop by hand rounds as the pair does, others to some bits."""
+    """The design's bound in fp32; in bf16 only fully_shard by hand rounds as the pair does, others to some bits."""
     return 1e-2 if setting.bf16 and name != BY_HAND else 1e-6
 
 

@@ -47,9 +47,9 @@ def overhead_table(found: Overhead) -> str:
 def _heading(found: Overhead) -> str:
     about = found.setting
     return (
-        f'\nZeRO stage {about["stage"]}, {about["dtype"]}, {about["accumulation"]} micro-batch(es) of '
-        f'{about["batch_size"]} per step, {about["ranks"]} ranks on {about["device"]} ({about["backend"]}); '
-        f'{about["model"]}, {about["parameters"]:,} parameters. Per optimizer step and '
+        f'\nZeRO stage {about["stage"]} on {about["engine"]}, {about["dtype"]}, {about["accumulation"]} '
+        f'micro-batch(es) of {about["batch_size"]} per step, {about["ranks"]} ranks on {about["device"]} '
+        f'({about["backend"]}); {about["model"]}, {about["parameters"]:,} parameters. Per optimizer step and '
         'rank; calls are of Python functions:'
     )
 
@@ -60,7 +60,8 @@ def _conclusion(found: Overhead) -> list[str]:
     high = found.costs[HANDS[found.setting['engine']]].ratio.high
     verdict = 'within' if high <= LIMIT else 'NOT within'
     return [
-        'The pair and the loop by hand are equal in collectives, elements moved and device syncs, and so are losses.',
+        'The pair and the loop by hand are equal in collectives, elements moved and device syncs, and losses within '
+        f'{found.costs[HANDS[found.setting["engine"]]].loss_difference:.0e}.',
         f'The upper end of the interval against the loop by hand, {high:.3f}, is {verdict} {LIMIT}.',
     ]
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mmzero import ZeroModelWrapper
+from mmzero.engines.flat_shard import FlatShard
 from tests.distributed.cases import Faults, differing, merged
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_deepspeed_runs import PARTITIONED, kept, run
-from tests.distributed.test_deepspeed_state import pair, steps
+from tests.distributed.test_deepspeed_state import Frozen, pair, steps
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.distributed]
 
@@ -39,14 +41,30 @@ def second_copies() -> list[str]:
             model(batch)
             faults += [] if copies(model) == {size} else [f'shared among {copies(model)}, not {size}']
             engine.load_model_state({name: value + 0.3 for name, value in engine.model_state().items()})
-            for change in ('loaded', 'averages'):
+            for change in ('loaded', 'averages', 'shards'):
+                if change == 'averages':
+                    for param in engine.fragments.of:
+                        engine.fragments.own(param).mul_(0.5)
+                elif change == 'shards':
+                    # Frozen ones as well.
+                    for shard in engine.sharded_state().values():
+                        (shard.part if isinstance(shard, FlatShard) else shard).mul_(0.5)
+                engine.refresh()
                 other.engine.load_model_state(engine.model_state())
                 faults += [] if torch.equal(model(batch), other(batch)) else [f'{change}: other outputs']
-                # As EMAHook exchanges them.
-                for param in engine.fragments.of:
-                    engine.fragments.own(param).mul_(0.5)
-                engine.refresh()
-    return faults
+    return faults + evaluated_alone(batch)
+
+
+def evaluated_alone(batch: torch.Tensor) -> list[str]:
+    """Without training there are no second copies."""
+    outputs = []
+    for wrapper in (hpz(2), None):
+        torch.manual_seed(0)
+        model = ZeroModelWrapper(module=Frozen(), stage=3, engine='deepspeed', **(wrapper or {})).eval()
+        model.engine.evaluate_only()
+        with torch.no_grad():
+            outputs.append(model(batch))
+    return [] if torch.equal(*outputs) else ['evaluated alone: other outputs']
 
 
 def compared(folder: str, half: bool) -> Faults:

@@ -1,6 +1,7 @@
 """DeepSpeed's own config, from mmzero's and from what is passed through."""
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from mmzero.errors import ConfigError
 LARGEST_BUCKET = 500_000_000
 # DeepSpeed's default of offload_optimizer.buffer_count.
 DEFAULT_BUFFERS = 4
+# DeepSpeed's defaults of offload_param: buffer_count and buffer_size.
+PARAM_BUFFERS = (5, 100_000_000)
 MICRO_BATCH = 'train_micro_batch_size_per_gpu'
 
 _NAMES = {torch.float32: 'fp32', torch.bfloat16: 'bf16', torch.float16: 'fp16'}
@@ -120,7 +123,8 @@ def with_buffers(settings: Mapping[str, Any], needed: int) -> dict[str, Any]:
 
     Args:
         settings (Mapping[str, Any]): DeepSpeed's config, with ``offload_optimizer``.
-        needed (int): Buffers that the optimizer takes.
+        needed (int): Buffers that a group takes; where DeepSpeed reads the next one, or writes the one before, beside a
+            step, each takes as many.
 
     Returns:
         dict[str, Any]: A new config.
@@ -128,13 +132,39 @@ def with_buffers(settings: Mapping[str, Any], needed: int) -> dict[str, Any]:
     Raises:
         ConfigError: If the config asks for fewer.
     """
-    given = settings['zero_optimization']['offload_optimizer'].get('buffer_count')
+    asked = settings['zero_optimization']['offload_optimizer']
+    needed *= 1 + bool(asked.get('pipeline_read')) + bool(asked.get('pipeline_write'))
+    given = asked.get('buffer_count')
     if given is not None and given < needed:
         why = f'the optimizer takes {needed}, for weights, gradients and each entry of its state; got {given}'
         path = f'{PATH}.zero_optimization.offload_optimizer.buffer_count'
         raise ConfigError([f'{path}: {why}; give {needed} or more, or leave it out'])
     buffers = dict(buffer_count=given or max(needed, DEFAULT_BUFFERS))
     return merged(settings, dict(zero_optimization=dict(offload_optimizer=buffers)))
+
+
+def with_param_buffers(settings: Mapping[str, Any], model: nn.Module, ranks: int) -> dict[str, Any]:
+    """Have buffers that suit a model for parameters on a disk, where the config gives neither number nor size.
+
+    DeepSpeed's five are each for a tensor of 100 million elements; it dies of an assertion once it gathers more than
+    five large parameters ahead. Here as much memory at most is cut into buffers of the largest part that a rank holds.
+
+    Args:
+        settings (Mapping[str, Any]): DeepSpeed's config, with ``offload_param``.
+        model (nn.Module): The model, whole.
+        ranks (int): Among how many its parameters are shared.
+
+    Returns:
+        dict[str, Any]: A new config.
+    """
+    asked = settings['zero_optimization']['offload_param']
+    if asked.get('buffer_count') is not None or asked.get('buffer_size') is not None:
+        return merged(settings, {})
+    # Partitions are padded.
+    parts = [param.numel() // ranks + 1024 for param in model.parameters()]
+    size = max(parts, default=1)
+    count = max(PARAM_BUFFERS[0], min(len(parts), math.prod(PARAM_BUFFERS) // size))
+    return merged(settings, dict(zero_optimization=dict(offload_param=dict(buffer_count=count, buffer_size=size))))
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

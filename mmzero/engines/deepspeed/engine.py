@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -13,7 +14,7 @@ from mmzero.config import LossScale, ZeroConfig
 from mmzero.engines.base import Engine, assert_bound
 from mmzero.engines.buffers import BufferBroadcast
 from mmzero.engines.deepspeed.agreement import check_training
-from mmzero.engines.deepspeed.ds_config import ds_config, max_norm, on_disk, with_buffers
+from mmzero.engines.deepspeed.ds_config import ds_config, max_norm, on_disk, with_buffers, with_param_buffers
 from mmzero.engines.deepspeed.following import FollowingModules, without_preprocessor
 from mmzero.engines.deepspeed.fragments import Fragments
 from mmzero.engines.deepspeed.groups import AllGroups
@@ -146,10 +147,14 @@ class DeepSpeedEngine(Engine):
         model = self._model()
         settings = ds_config(self.config, model, self.training)
         if optimizer is None:
-            settings['zero_optimization'].pop('offload_optimizer', None)
+            # DeepSpeed dies of the second.
+            for name in ('offload_optimizer', 'zero_hpz_partition_size'):
+                settings['zero_optimization'].pop(name, None)
         if self.config.offload.to_disk:
             self.swap = SwapFolder(str(self.config.offload.nvme_path))
             settings = on_disk(settings, str(self.swap.path))
+        if self.config.offload.params == 'nvme':
+            settings = with_param_buffers(settings, model, dist.get_world_size())
         if optimizer is not None and self.config.offload.optimizer == 'nvme':
             settings = with_buffers(settings, buffers_needed(optimizer))
         dtype = self.config.precision.param_dtype
@@ -199,12 +204,14 @@ class DeepSpeedEngine(Engine):
             )
         self.zero.clip_grad = max_norm(Training(clip=options.clip))
         try:
-            self.runtime.step(**kwargs)
+            with self.fragments.swapped.gradients():
+                self.runtime.step(**kwargs)
             if not self.runtime.was_step_applied():
                 return StepOutcome(skipped=self._why_skipped())
             norm = None if options.clip is None else float(self.runtime.get_global_grad_norm())
             return StepOutcome(norm)
         finally:
+            self.fragments.forget_gradients()
             self._losses.clear()
             if self.anomalies is not None:
                 self.anomalies.clear()

@@ -5,6 +5,12 @@ Stages 1 and 2 flatten a group's parameters and cut the flat tensor among ranks,
 parameter by itself. In both a rank holds one run of each flattened parameter's elements, in float32, as a piece of a
 flat tensor that the optimizer steps; its state has tensors of the same shape. So a fragment says all that is needed to
 read a weight, or an entry of the state, and to write it, whichever class of DeepSpeed's made it.
+
+[Note: gradients of an earlier step]
+At stage 3, and on the host at every stage, DeepSpeed accumulates gradients in buffers that it overwrites with a
+parameter's first gradient of a step, but never empties. So one that a step does not use is stepped by its gradient of
+an earlier step, and one that only a later micro-batch uses gets that added (DeepSpeed 0.19.8). Here they are emptied
+after each step.
 """
 
 from collections.abc import Mapping
@@ -62,14 +68,14 @@ class Fragments:
         self.device = device
         params, flats, _ = _lists(zero)
         self._flats: str = flats
-        self._swapped = SwappedGroups(zero)
+        self.swapped = SwappedGroups(zero)
         self.of = {
             param: _fragment(zero, param, index) for index, group in enumerate(getattr(zero, params)) for param in group
         }
 
     def flat(self, group: int) -> Tensor:
         """The master weights of a group that this rank holds."""
-        return self._swapped.flat(group) if group in self._swapped else self._key(group)
+        return self.swapped.flat(group) if group in self.swapped else self._key(group)
 
     def _key(self, group: int) -> Tensor:
         return getattr(self.zero, self._flats)[group]
@@ -81,22 +87,25 @@ class Fragments:
 
     def entries(self, group: int) -> dict[str, Any]:
         """The optimizer's state of a group."""
-        if group in self._swapped:
-            return self._swapped.entries(group)
+        if group in self.swapped:
+            return self.swapped.entries(group)
         return self.zero.optimizer.state.get(self._key(group), {})
 
     def make_entries(self, group: int, plain: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> None:
-        """Give a group state that is filled afterwards.
+        """Give a group state of zeros that is filled afterwards.
 
         Args:
             group (int): The group's number.
             plain (Mapping[str, Any]): Entries that are no tensors of the flat tensor's shape.
-            dtypes (Mapping[str, torch.dtype]): Of those that are, by name; what is there already stays.
+            dtypes (Mapping[str, torch.dtype]): Of those that are, by name.
+
+        Raises:
+            CheckpointError: If a group on a disk has no buffers for them.
         """
         plain = {name: value.clone() if isinstance(value, Tensor) else value for name, value in plain.items()}
-        if group in self._swapped:
+        if group in self.swapped:
             # In the dtype of the files.
-            self._swapped.make(group, plain, list(dtypes))
+            self.swapped.make(group, plain, list(dtypes))
             return
         flat = self._key(group)
         state = self.zero.optimizer.state.setdefault(flat, {})
@@ -104,7 +113,9 @@ class Fragments:
             state.clear()
         state.update(plain)
         for name, dtype in dtypes.items():
-            if not isinstance(state.get(name), Tensor) or state[name].shape != flat.shape:
+            if isinstance(state.get(name), Tensor) and state[name].shape == flat.shape:
+                state[name].zero_()
+            else:
                 state[name] = torch.zeros_like(flat, dtype=dtype, requires_grad=False)
 
     def shard(self, param: nn.Parameter, part: Tensor) -> FlatShard:
@@ -150,6 +161,15 @@ class Fragments:
         fragment = self.of[param]
         return whole.detach().reshape(-1).narrow(0, fragment.start, fragment.numel)
 
+    def forget_gradients(self) -> None:
+        """Empty DeepSpeed's gradients after a step; see [Note: gradients of an earlier step]."""
+        buffers = [getattr(self.zero, 'grad_partitions_flat_buffer', None)]
+        buffers += getattr(self.zero, 'accumulated_grads_in_cpu', {}).values()
+        buffers += [flat.grad for flat in getattr(self.zero, self._flats)]
+        for buffer in buffers:
+            if buffer is not None:
+                buffer.zero_()
+
     def write_back(self) -> None:
         """Give the model the master weights, which have been changed. Collective."""
         if hasattr(self.zero, 'update_lp_params'):
@@ -158,10 +178,12 @@ class Fragments:
         # As its step does: what a forward has left gathered would keep the values from before.
         self.zero._partition_all_parameters()
         for group in range(len(self.zero.fp16_groups)):
-            with self._swapped.in_memory(group):
+            with self.swapped.in_memory(group):
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
-        # The copies within a node, of hpZ.
-        self.zero.invalidate_secondary_tensor()
+        # The copies within a node, of hpZ; DeepSpeed does this for trained parameters alone.
+        for param in self.zero.module.parameters():
+            if param.ds_secondary_tensor is not None:
+                param.ds_secondary_tensor = None
         if self.zero.persistent_parameters:
             self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
 

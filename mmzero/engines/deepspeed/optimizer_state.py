@@ -183,10 +183,17 @@ def _parts_to_fill(
     for group, saved in zip(groups.param_groups, described['param_groups'], strict=True):
         group.update(on_devices_of({key: value for key, value in saved.items() if key != 'params'}, group))
     plain = _plain_entries(groups, fragments, described['state'])
-    for index, param in enumerate(_all(groups)):
-        if param in fragments.of:
-            for name, part in _parts_of(param, fragments, described['state'].get(index, {}), plain):
-                yield index, name, part
+    params = [(index, param) for index, param in enumerate(_all(groups)) if param in fragments.of]
+    wholes = {index: _wholes(fragments.of[param].shape, described['state'].get(index, {})) for index, param in params}
+    dtypes: dict[int, dict[str, torch.dtype]] = {group: {} for group in plain}
+    for index, param in params:
+        dtypes[fragments.of[param].group].update({name: entry.dtype for name, entry in wholes[index].items()})
+    for group, names in dtypes.items():
+        fragments.make_entries(group, plain[group], names)
+    for index, param in params:
+        entries = fragments.entries(fragments.of[param].group)
+        for name in wholes[index]:
+            yield index, name, fragments.of[param].of(entries[name])
 
 
 def _has_elements(value: Any) -> bool:
@@ -210,21 +217,16 @@ def _plain_entries(groups: AllGroups, fragments: Fragments, state: dict[int, dic
     return found
 
 
-def _parts_of(
-    param: nn.Parameter, fragments: Fragments, entries: dict[str, Any], plain: dict[int, dict]
-) -> Iterator[tuple[str, Tensor]]:
-    fragment = fragments.of[param]
-    wholes = {name: entry for name, entry in entries.items() if isinstance(entry, Whole)}
-    for name, entry in wholes.items():
-        if entry.shape != tuple(fragment.shape):
+def _wholes(shape: torch.Size, entries: dict[str, Any]) -> dict[str, Whole]:
+    """What of a parameter's state comes by itself."""
+    found = {name: entry for name, entry in entries.items() if isinstance(entry, Whole)}
+    for name, entry in found.items():
+        if entry.shape != tuple(shape):
             raise CheckpointError(
-                f"{name} of the checkpoint's optimizer has shape {entry.shape}, the parameter "
-                f'{tuple(fragment.shape)}: another optimizer, or another order of parameters; {ADVICE}'
+                f"{name} of the checkpoint's optimizer has shape {entry.shape}, the parameter {tuple(shape)}: another "
+                f'optimizer, or another order of parameters; {ADVICE}'
             )
-    fragments.make_entries(fragment.group, plain[fragment.group], {name: entry.dtype for name, entry in wholes.items()})
-    state = fragments.entries(fragment.group)
-    for name in wholes:
-        yield name, fragment.of(state[name])
+    return found
 
 
 def _link(zero: Any) -> None:

@@ -12,7 +12,7 @@ from mmzero.config.engine_options import PATH as OPTIONS
 from mmzero.engines.deepspeed.build_lock import check_build_locks
 from mmzero.engines.deepspeed.keys import key_faults
 from mmzero.engines.deepspeed.precision import HALF
-from mmzero.engines.deepspeed.sections import section_faults
+from mmzero.engines.deepspeed.sections import combination_faults, section_faults
 from mmzero.engines.fsdp2.trial import ELEMENTWISE
 from mmzero.engines.options import Clip
 from mmzero.errors import ConfigError, PlanError
@@ -95,13 +95,9 @@ def _option_faults(config: ZeroConfig, deepspeed: Any) -> Iterator[str]:
             'other weights; remove it'
         )
         yield f'{OPTIONS}.zero_optimization.round_robin_gradients: {why}'
-    if config.stage < 3 and section(options, 'zero_optimization').get('zero_hpz_partition_size') not in (None, 0, 1):
-        why = f'DeepSpeed has it at stage 3 only, got stage={config.stage}; remove it'
-        yield f'{OPTIONS}.zero_optimization.zero_hpz_partition_size: {why}'
-    is_fast = section(section(options, 'zero_optimization'), 'offload_optimizer').get('fast_init') is True
-    if is_fast and config.offload.params == config.offload.optimizer == 'nvme':
-        why = 'DeepSpeed would read weights to where its operator reads nothing, and train from others; remove it'
-        yield f'{OPTIONS}.zero_optimization.offload_optimizer.fast_init: {why}'
+    is_on_disk = (config.offload.params == 'nvme', config.offload.optimizer == 'nvme')
+    for path, why in combination_faults(section(options, 'zero_optimization'), config.stage, *is_on_disk):
+        yield f'{OPTIONS}.zero_optimization.{path}: {why}'
     for path, why in key_faults(options, deepspeed):
         yield f'{OPTIONS}.{path}: {why}'
     if section(options, 'data_types').get('grad_accum_dtype') not in (None, 'fp32', 'bf16', 'fp16'):

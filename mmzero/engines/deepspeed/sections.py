@@ -92,3 +92,27 @@ def section_faults(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         why = section_fault(path, value)
         if why is not None:
             yield path, why
+
+
+def combination_faults(
+    zero: Mapping[str, Any], stage: int, params_on_disk: bool, optimizer_on_disk: bool
+) -> Iterator[tuple[str, str]]:
+    """Find what of ``zero_optimization`` does not go with the rest of a config.
+
+    Args:
+        zero (Mapping[str, Any]): The section.
+        stage (int): ZeRO stage.
+        params_on_disk (bool): Whether ``offload.params`` is 'nvme'.
+        optimizer_on_disk (bool): Whether ``offload.optimizer`` is.
+
+    Yields:
+        tuple[str, str]: Path in the section, and what to do.
+    """
+    if zero.get('zero_hpz_partition_size') not in (None, 0, 1):
+        if stage < 3:
+            yield 'zero_hpz_partition_size', f'DeepSpeed has it at stage 3 only, got stage={stage}; remove it'
+        elif params_on_disk:
+            yield 'zero_hpz_partition_size', "DeepSpeed has it not with offload.params='nvme'; remove one of them"
+    if params_on_disk and optimizer_on_disk and section(zero, 'offload_optimizer').get('fast_init') is True:
+        why = 'DeepSpeed would read weights to where its operator reads nothing, and train from others; remove it'
+        yield 'offload_optimizer.fast_init', why

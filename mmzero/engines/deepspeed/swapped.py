@@ -10,8 +10,8 @@ write back what a mapping has changed.
 [Note: gradients do not go to the disk]
 DeepSpeed would write those of a megabyte and more, and read each to where it belongs in a buffer. Its operator reads
 nothing to an address that is not a multiple of 512 bytes, and says that it did: from the first parameter of another
-size on, a group steps with whatever the buffer held (DeepSpeed 0.19.8). They lie in memory all the time anyway, where
-they are accumulated, so here they are taken from there.
+size on, a group steps with whatever the buffer held (DeepSpeed 0.19.8). They are accumulated in a buffer that is there
+all the time anyway, so here they are taken from there; what had no gradient gets zeros, as it has them in memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from mmzero.errors import CheckpointError
 
 
 class SwappedGroups:
@@ -42,12 +44,34 @@ class SwappedGroups:
     def _keep_gradients(
         self, parameter: Tensor, gradient_offsets: Sequence[int], gradient_tensors: Sequence[Tensor]
     ) -> None:
-        """Note where a group's gradients are; see [Note: gradients do not go to the disk]."""
+        """Note which gradients of a group are there; see [Note: gradients do not go to the disk]."""
         kept = self._swapper.swap_params_info[self._swapper.parameter_id(parameter)].unswapped_gradients
-        # Copies that DeepSpeed has made for a GPU, of what it accumulates on the host, go back there.
-        place = self._zero.grad_partitions_flat_buffer.device
-        for offset, gradient in zip(gradient_offsets, gradient_tensors, strict=True):
-            kept[offset] = gradient.to(place)
+        kept.update(zip(gradient_offsets, gradient_tensors, strict=True))
+
+    @contextmanager
+    def gradients(self) -> Iterator[None]:
+        """Have whole gradients of each group for the step inside, which may be skipped."""
+        groups = [] if self._swapper is None else [g for g in range(len(self._zero.fp16_groups)) if g in self]
+        for group in groups:
+            kept = self._info(group).unswapped_gradients
+            there = set(kept)
+            kept.clear()
+            kept.update(self._whole_gradients(group, there))
+        try:
+            yield
+        finally:
+            for group in groups:
+                self._info(group).release_unswapped_gradients()
+
+    def _whole_gradients(self, group: int, there: set[int]) -> Iterator[tuple[int, Tensor]]:
+        """Gradients of a group by their offsets: of what has none, zeros."""
+        accumulated = self._zero.grad_partitions_flat_buffer
+        # Where the group begins in it: it has partitions of all groups in their order.
+        first = sum(self._zero.fp16_partitioned_groups_flat_numel[:group])
+        for param in self._zero.fp16_groups[group]:
+            _, offset, size = self._zero.grad_position[self._zero.get_param_id(param)]
+            part = accumulated.narrow(0, first + offset, size)
+            yield offset, part if offset in there else part.new_zeros(1).expand(size)
 
     def _key(self, group: int) -> Tensor:
         return self._zero.fp32_partitioned_groups_flat[group]
@@ -72,24 +96,39 @@ class SwappedGroups:
         }
 
     def make(self, group: int, plain: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Give a group state, of zeros; nothing where it has that already.
+        """Give a group state of zeros.
 
         Args:
             group (int): Its number.
             plain (Mapping[str, Any]): Entries that are no tensors of the group's shape, such as counters.
             names (Sequence[str]): Those that are.
+
+        Raises:
+            CheckpointError: If there are more than DeepSpeed has buffers for.
         """
+        needed, count = 2 + len(names), self._swapper.swap_buffer_manager.count
+        if needed > count:
+            raise CheckpointError(
+                f"the checkpoint's optimizer has {len(names)} entries for each parameter ({', '.join(names)}), which "
+                f'take {needed} buffers, and this run has {count}; set offload_optimizer=dict(buffer_count={needed}) '
+                'in model_wrapper_cfg.engine_options.zero_optimization, or the options of the optimizer as they were'
+            )
         state, info = self._zero.optimizer.state.setdefault(self._key(group), {}), self._info(group)
         if {name for name, value in self.entries(group).items() if _is_flat(value, info)} != set(names):
             state.clear()
             # As DeepSpeed's purge_state: another step, or the lines below, make the files anew.
             info.tensors, info.has_state_tensors = info.tensors[:1], False
         state.update(plain)
-        if not names or info.has_state_tensors:
-            return
-        self._zero._optimizer_states_and_gradient_swap_in(group)
-        state.update({name: torch.zeros(info.numel(), dtype=info.dtype()) for name in names})
-        self._zero._optimizer_states_and_gradient_swap_out(group)
+        if info.has_state_tensors:
+            for value in self.entries(group).values():
+                if _is_flat(value, info):
+                    value.zero_()
+        elif names:
+            self._zero._optimizer_states_and_gradient_swap_in(group)
+            state.update({name: torch.zeros(info.numel(), dtype=info.dtype()) for name in names})
+            # And waits for it.
+            self._swapper.swap_out_optimizer_state(parameter=self._key(group), async_swap=False)
+            self._key(group).grad = None
 
     @contextmanager
     def in_memory(self, group: int) -> Iterator[None]:

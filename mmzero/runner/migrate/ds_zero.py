@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mmzero.engines.deepspeed.sections import combination_faults
 from mmzero.runner.migrate.draft import Answer, Draft, answer_all, lost, needless
 
 _OFFLOADED = {'offload_optimizer': 'optimizer', 'offload_param': 'params'}
@@ -26,13 +27,24 @@ def migrate_zero(draft: Draft, path: str, given: Mapping[str, Any]) -> dict[str,
         return {}
     draft.becomes(f'{path}.stage', stage, {'model_wrapper_cfg.stage': stage}, _STAGES[stage])
     left: dict[str, Any] = {}
+    on_disk = [
+        isinstance(given.get(name), Mapping) and given[name].get('device') == 'nvme'
+        for name in ('offload_param', 'offload_optimizer')
+    ]
     for name in (*_OLD, *_OFFLOADED):
         if name in given:
             rest = _offload(draft, f'{path}.{name}', name, given.pop(name))
             left.update({_OLD.get(name, name): rest} if rest else {})
     if draft.engine == 'deepspeed':
         _mesh(draft, path, given)
-        return {**given, **left}
+        kept = {**given, **left}
+        for key, why in [*combination_faults(kept, stage, *on_disk)]:
+            *outer, name = key.split('.')
+            place = kept[outer[0]] if outer else kept
+            draft.lost(f'{path}.{key}', place.pop(name), why)
+            if not place:
+                kept.pop(outer[0])
+        return kept
     for name, rest in left.items():
         answer_all(draft, f'{path}.{name}', rest, OFFLOAD_ANSWERS, f"DeepSpeed's {name}")
     answer_all(draft, path, given, ZERO_ANSWERS, "DeepSpeed's zero_optimization")

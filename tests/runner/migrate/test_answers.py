@@ -325,6 +325,19 @@ def test_deepspeed_as_the_engine_gets_what_mmzero_has_no_field_for() -> None:
     assert made.cfg['find_unused_parameters'] is False
 
 
+def test_what_does_not_go_together_is_not_handed_on() -> None:
+    disk = dict(device='nvme', nvme_path='/nvme')
+    groups = [
+        dict(stage=3, offload_param=disk, offload_optimizer=dict(disk, fast_init=True), zero_hpz_partition_size=8),
+        dict(stage=2, zero_hpz_partition_size=8),
+    ]
+    for group in groups:
+        made = migrate_config(deepspeed(zero_optimization=group), engine='deepspeed')
+        assert 'engine_options' not in made.cfg['model_wrapper_cfg']
+        found = {note.path.rsplit('.', 1)[-1]: note.kind for note in made.notes}
+        assert {found[name] for name in ('zero_hpz_partition_size', 'fast_init') if name in found} == {LOST}
+
+
 def test_what_the_engine_refuses_is_not_handed_on() -> None:
     group = dict(stage=3, zero_hpz_partition_size=8, zero_quantized_weights=True)
     cfg = deepspeed(zero_optimization=group, bf16=dict(enabled=True, check_grad_overflow=False), autotuning={})
