@@ -188,8 +188,8 @@ def _parts_to_fill(
     dtypes: dict[int, dict[str, torch.dtype]] = {group: {} for group in plain}
     for index, param in params:
         dtypes[fragments.of[param].group].update({name: entry.dtype for name, entry in wholes[index].items()})
-    for group, names in dtypes.items():
-        fragments.make_entries(group, plain[group], names)
+    for number, names in dtypes.items():
+        fragments.make_entries(number, plain[number], names)
     for index, param in params:
         entries = fragments.entries(fragments.of[param].group)
         for name in wholes[index]:

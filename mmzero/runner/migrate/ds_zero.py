@@ -42,7 +42,7 @@ def migrate_zero(draft: Draft, path: str, given: Mapping[str, Any]) -> dict[str,
             *outer, name = key.split('.')
             place = kept[outer[0]] if outer else kept
             draft.lost(f'{path}.{key}', place.pop(name), why)
-            if not place:
+            if outer and not place:
                 kept.pop(outer[0])
         return kept
     for name, rest in left.items():
