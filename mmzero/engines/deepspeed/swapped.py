@@ -11,7 +11,7 @@ write back what a mapping has changed.
 DeepSpeed would write those of a megabyte and more, and read each to where it belongs in a buffer. Its operator reads
 nothing to an address that is not a multiple of 512 bytes, and says that it did: from the first parameter of another
 size on, a group steps with whatever the buffer held (DeepSpeed 0.19.8). They are accumulated in a buffer that is there
-all the time anyway, so here they are taken from there; what had no gradient gets zeros, as it has them in memory.
+all the time anyway, so here they are taken from there, whole: of what had none there are zeros.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,43 +35,31 @@ class SwappedGroups:
         self._zero = zero
         self._swapper: Any = getattr(zero, 'optimizer_swapper', None)
         if self._swapper is not None:
-            self._swapper.swap_out_gradients = self._keep_gradients
+            self._swapper.swap_out_gradients = lambda **_: None
 
     def __contains__(self, group: int) -> bool:
         """Whether a group's are on the disk, which small ones are not."""
         return self._swapper is not None and self._zero._swappable_optimizer_subgroup(group)
 
-    def _keep_gradients(
-        self, parameter: Tensor, gradient_offsets: Sequence[int], gradient_tensors: Sequence[Tensor]
-    ) -> None:
-        """Note which gradients of a group are there; see [Note: gradients do not go to the disk]."""
-        kept = self._swapper.swap_params_info[self._swapper.parameter_id(parameter)].unswapped_gradients
-        kept.update(zip(gradient_offsets, gradient_tensors, strict=True))
-
     @contextmanager
     def gradients(self) -> Iterator[None]:
-        """Have whole gradients of each group for the step inside, which may be skipped."""
+        """Have gradients of each group for the step inside; see [Note: gradients do not go to the disk]."""
         groups = [] if self._swapper is None else [g for g in range(len(self._zero.fp16_groups)) if g in self]
         for group in groups:
-            kept = self._info(group).unswapped_gradients
-            there = set(kept)
-            kept.clear()
-            kept.update(self._whole_gradients(group, there))
+            self._info(group).unswapped_gradients = dict(self._accumulated(group))
         try:
             yield
         finally:
             for group in groups:
                 self._info(group).release_unswapped_gradients()
 
-    def _whole_gradients(self, group: int, there: set[int]) -> Iterator[tuple[int, Tensor]]:
-        """Gradients of a group by their offsets: of what has none, zeros."""
-        accumulated = self._zero.grad_partitions_flat_buffer
-        # Where the group begins in it: it has partitions of all groups in their order.
+    def _accumulated(self, group: int) -> Iterator[tuple[int, Tensor]]:
+        """Gradients of a group by their offsets: zeros of what has none."""
+        # It has partitions of all groups in their order.
         first = sum(self._zero.fp16_partitioned_groups_flat_numel[:group])
         for param in self._zero.fp16_groups[group]:
             _, offset, size = self._zero.grad_position[self._zero.get_param_id(param)]
-            part = accumulated.narrow(0, first + offset, size)
-            yield offset, part if offset in there else part.new_zeros(1).expand(size)
+            yield offset, self._zero.grad_partitions_flat_buffer.narrow(0, first + offset, size)
 
     def _key(self, group: int) -> Tensor:
         return self._zero.fp32_partitioned_groups_flat[group]
