@@ -32,7 +32,7 @@ from mmzero.engines.deepspeed.refusals import (
     check_optimizer,
 )
 from mmzero.engines.deepspeed.swap import SwapFolder
-from mmzero.engines.deepspeed.swapped import buffers_needed
+from mmzero.engines.deepspeed.swapped import buffers_needed, swap_in_once
 from mmzero.engines.deepspeed.weights import Weights, with_whole
 from mmzero.engines.gradients import describe_losses
 from mmzero.engines.local_parts import LocalParts
@@ -165,6 +165,8 @@ class DeepSpeedEngine(Engine):
             runtime, *_ = self.deepspeed.initialize(
                 model=model, optimizer=optimizer, config=settings, dist_init_required=False
             )
+        if self.config.offload.params == 'nvme':
+            swap_in_once(model)
         return runtime
 
     @override

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmzero.errors import CheckpointError
 
@@ -137,6 +137,25 @@ class SwappedGroups:
 
 def _is_flat(value: Any, info: Any) -> bool:
     return isinstance(value, Tensor) and value.numel() == info.numel() and value.dim() == 1
+
+
+def swap_in_once(model: nn.Module) -> None:
+    """Have no parameter read from the disk twice at once.
+
+    DeepSpeed reads ahead along the uses of parameters, and where there are buffers enough to get from a forward's use
+    of one to its backward's, it asks for both, and dies of an assertion (0.19.8).
+
+    Args:
+        model (nn.Module): The model, whose parameters DeepSpeed has on a disk.
+    """
+    first: Any = next(model.parameters())
+    swapper = first.nvme_swapper
+    swap_in = swapper.swap_in
+
+    def once(params: list[nn.Parameter], *args: Any, **kwargs: Any) -> None:
+        swap_in(list(dict.fromkeys(params)), *args, **kwargs)
+
+    swapper.swap_in = once
 
 
 def buffers_needed(optimizer: torch.optim.Optimizer) -> int:
