@@ -1,6 +1,6 @@
 """Ways to train the same model on the same data: the pair, and what it is measured against."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,14 +32,7 @@ def contestants(setting: Setting) -> dict[str, Step]:
     Returns:
         dict[str, Step]: By name, the pair first.
     """
-    if setting.engine == 'deepspeed':
-        return {PAIR: pair(setting), DEEPSPEED: deepspeed_by_hand(setting), DDP: mmengine_ddp(setting)}
-    return {
-        PAIR: pair(setting),
-        BY_HAND: by_hand(setting),
-        FSDP1: mmengine_fsdp(setting),
-        DDP: mmengine_ddp(setting),
-    }
+    return {name: make(setting) for name, make in _BY_ENGINE[setting.engine].items()}
 
 
 def pair(setting: Setting) -> Step:
@@ -119,3 +112,9 @@ def _train_steps(model: Any, optim: OptimWrapper) -> Step:
         return [model.train_step(batch, optim)['loss'] for batch in batches]
 
     return step
+
+
+_BY_ENGINE: dict[str, dict[str, Callable[[Setting], Step]]] = dict(
+    fsdp2={PAIR: pair, BY_HAND: by_hand, FSDP1: mmengine_fsdp, DDP: mmengine_ddp},
+    deepspeed={PAIR: pair, DEEPSPEED: deepspeed_by_hand, DDP: mmengine_ddp},
+)

@@ -185,10 +185,7 @@ def compare(found: Record, reference: Record) -> dict[str, float]:
         noise = (found['after'][name] - reference['after'][name])[~real[name]]
         assert not noise.numel() or float(noise.abs().max()) <= 3 * largest, f'{name}: an element without a gradient'
     for name, buffer in reference['buffers'].items():
-        # As a whole: a mean of nearly zero is all rounding.
-        wanted = buffer.double()
-        away = float((found['buffers'][name].double() - wanted).norm()) / max(float(wanted.norm()), 1e-12)
-        assert away <= 1e-6, f'buffer {name} is {away:.0e} off'
+        torch.testing.assert_close(found['buffers'][name], buffer, rtol=1e-6, atol=0, msg=f'buffer {name}')
     still = [name for name in reference['before'] if name not in grads]
     assert all(torch.equal(found['after'][name], reference['after'][name]) for name in still), still
     return dict(

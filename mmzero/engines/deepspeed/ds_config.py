@@ -136,7 +136,7 @@ def with_buffers(settings: Mapping[str, Any], needed: int) -> dict[str, Any]:
     needed *= 1 + bool(asked.get('pipeline_read')) + bool(asked.get('pipeline_write'))
     given = asked.get('buffer_count')
     if given is not None and given < needed:
-        why = f'the optimizer takes {needed}, for weights, gradients and each entry of its state; got {given}'
+        why = f'the optimizer takes {needed}, for weights, gradients, entries of its state and pipelining; got {given}'
         path = f'{PATH}.zero_optimization.offload_optimizer.buffer_count'
         raise ConfigError([f'{path}: {why}; give {needed} or more, or leave it out'])
     buffers = dict(buffer_count=given or max(needed, DEFAULT_BUFFERS))
@@ -147,7 +147,8 @@ def with_param_buffers(settings: Mapping[str, Any], model: nn.Module, ranks: int
     """Have buffers that suit a model for parameters on a disk, where the config gives neither number nor size.
 
     DeepSpeed's five are each for a tensor of 100 million elements; it dies of an assertion once it gathers more than
-    five large parameters ahead. Here as much memory at most is cut into buffers of the largest part that a rank holds.
+    five large parameters ahead. Here as much memory at most, or five buffers if that is more, is cut into buffers of
+    the largest part that a rank holds.
 
     Args:
         settings (Mapping[str, Any]): DeepSpeed's config, with ``offload_param``.

@@ -108,15 +108,8 @@ class Fragments:
             self.swapped.make(group, plain, list(dtypes))
             return
         flat = self._key(group)
-        state = self.zero.optimizer.state.setdefault(flat, {})
-        if not plain and not dtypes:
-            state.clear()
-        state.update(plain)
-        for name, dtype in dtypes.items():
-            if isinstance(state.get(name), Tensor) and state[name].shape == flat.shape:
-                state[name].zero_()
-            else:
-                state[name] = torch.zeros_like(flat, dtype=dtype, requires_grad=False)
+        zeros = {name: torch.zeros_like(flat, dtype=dtype, requires_grad=False) for name, dtype in dtypes.items()}
+        self.zero.optimizer.state[flat] = plain | zeros
 
     def shard(self, param: nn.Parameter, part: Tensor) -> FlatShard:
         """Show a run of a parameter as a shard.
@@ -182,8 +175,7 @@ class Fragments:
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
         # The copies within a node, of hpZ; DeepSpeed does this for trained parameters alone.
         for param in self.zero.module.parameters():
-            if param.ds_secondary_tensor is not None:
-                param.ds_secondary_tensor = None
+            param.ds_secondary_tensor = None
         if self.zero.persistent_parameters:
             self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
 

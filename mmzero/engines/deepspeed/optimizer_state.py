@@ -190,10 +190,11 @@ def _parts_to_fill(
         dtypes[fragments.of[param].group].update({name: entry.dtype for name, entry in wholes[index].items()})
     for number, names in dtypes.items():
         fragments.make_entries(number, plain[number], names)
+    entries = {number: fragments.entries(number) for number in dtypes}
     for index, param in params:
-        entries = fragments.entries(fragments.of[param].group)
+        fragment = fragments.of[param]
         for name in wholes[index]:
-            yield index, name, fragments.of[param].of(entries[name])
+            yield index, name, fragment.of(entries[fragment.group][name])
 
 
 def _has_elements(value: Any) -> bool:
